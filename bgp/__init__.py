@@ -1,0 +1,1 @@
+"""The BGP speaker: a pure RIB, ExaBGP embedded for sessions, and kernel route export."""

@@ -1,0 +1,60 @@
+"""What the CNI agent needs from the felix that hosts it.
+
+Layer: contract between `cni.agent` (which implements the CNI verbs) and `felix.daemon` (which
+provides these). cni never imports felix; felix imports cni.
+
+Life of an ADD, and who owns which step:
+  1  agent    parse, validate, find or allocate addresses (ipam), make the veth pair
+  2  felix    `program(key, endpoint)`: the endpoint goes straight into the calc graph; the call
+              returns when the route AND the policy of the endpoint are in the kernel
+  3  agent    writes the WorkloadEndpoint to the datastore, answers the runtime
+  Any failure after 1 undoes 3, 2, 1 in that order: `retract(key)`, veth, addresses.
+
+P1  until the datastore's echo of the written WorkloadEndpoint arrives, the programmed endpoint
+    stands; a syncer re-list that does not show it yet must not remove it. `confirm(key, revision)`
+    ends that protection as soon as the syncer has reached `revision`;
+P2  `retract` returns when the kernel no longer carries the endpoint's route and policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from libcalico.model import WorkloadEndpoint
+from libcalico.model.keys import ResourceKey
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """Node facts the agent needs; read at each request, because configuration may change.
+
+    `mtu_bytes` 0 means: take the uplink's. `interface_prefix` is felix's first InterfacePrefix."""
+
+    node_name: str
+    interface_prefix: str
+    mtu_bytes: int
+    ipv6_support: bool
+    device_route_protocol: int = 3
+
+
+class EndpointProgrammer(Protocol):
+    """felix's side of an ADD and a DEL."""
+
+    def settings(self) -> HostSettings: ...
+
+    def is_ready(self) -> bool:
+        """False until the first in-sync and apply: ADD answers "try again later" (code 11)."""
+        ...
+
+    async def program(self, key: ResourceKey, endpoint: WorkloadEndpoint) -> None:
+        """Errors: ProgrammingFailed (the kernel refused), Transient (not in sync in time)."""
+        ...
+
+    async def confirm(self, key: ResourceKey, revision: int) -> None: ...
+
+    async def retract(self, key: ResourceKey) -> None: ...
+
+    def endpoint_in_dataplane(self, key: ResourceKey) -> bool:
+        """For CHECK: the endpoint's route and policy are programmed and clean."""
+        ...

@@ -1,0 +1,1 @@
+"""Renders BGP configuration from the datastore."""

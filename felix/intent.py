@@ -1,0 +1,274 @@
+"""The contract between calc and dataplane: frozen messages that say what this node should enforce.
+
+Layer: pure data. Emitted by felix.calc (CalcGraph.flush), consumed by felix.dataplane managers.
+
+The ordering promise of one flush (a referent always comes before what refers to it):
+  O1  updates: sets -> policies and profiles -> endpoints; pools and hosts anywhere;
+  O2  removals in reverse: endpoints -> policies and profiles -> sets;
+  O3  at most one message per object in one flush, except a SetUpdate and never a SetDelta for it too;
+  O4  a set is announced whole (SetUpdate) before its first SetDelta;
+  O5  content depends on the present state only, never on the order of the updates that led to it;
+  O6  InSync is emitted once, in the first flush after the datastore is in sync, as its last message.
+      Nothing is written to the kernel, and nothing swept, before it.
+
+Rules are family-neutral: nets carry both families, sets have members of both; the renderer splits.
+Names and semantics follow Calico's calc graph (reference/datamodel.md 5).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from libcalico.model.keys import ResourceKey
+
+
+class SetKind(enum.Enum):
+    """What the members of an address set look like, as text.
+
+    NET      "10.0.0.1/32", "fd00::/64": canonical, strictly masked; a /0 is split into two /1.
+    IP_PORT  "10.0.0.1,tcp,8080": address, lower-case protocol (tcp udp sctp), port.
+    """
+
+    NET = "net"
+    IP_PORT = "ip-port"
+
+
+class Action(enum.Enum):
+    ALLOW = "allow"
+    DENY = "deny"
+    PASS = "next-tier"
+    LOG = "log"
+
+
+@dataclass(frozen=True, slots=True)
+class PortRange:
+    """Inclusive; first == last for one port."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class IcmpMatch:
+    """`code` None matches any code of the type. Negated matches negate the pair."""
+
+    type: int
+    code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EntityMatch:
+    """One side of a rule. Fields are ANDed, members of one field ORed, except that `ports` and
+    `named_port_sets` are ORed with each other. `None`/empty means no constraint.
+
+    `sets`: ids of NET sets the address must all be in; `not_sets`: must be in none of them.
+    `ip_port_sets`: (address, protocol, port) must be in one of them (Kubernetes services).
+    """
+
+    nets: tuple[str, ...] = ()
+    not_nets: tuple[str, ...] = ()
+    sets: tuple[str, ...] = ()
+    not_sets: tuple[str, ...] = ()
+    ports: tuple[PortRange, ...] = ()
+    named_port_sets: tuple[str, ...] = ()
+    not_ports: tuple[PortRange, ...] = ()
+    not_named_port_sets: tuple[str, ...] = ()
+    ip_port_sets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledRule:
+    """One policy rule with selectors replaced by set ids.
+
+    `ip_version` 4, 6 or None (both). Protocols are IANA numbers. `index` is the rule's place in
+    the user's list, for comments and explain. `unmatchable` rules (a positive match that nothing
+    can satisfy, e.g. an unknown service) are kept so that indexes stay true; render as nothing.
+    """
+
+    action: Action
+    index: int
+    ip_version: int | None = None
+    protocol: int | None = None
+    not_protocol: int | None = None
+    icmp: IcmpMatch | None = None
+    not_icmp: IcmpMatch | None = None
+    source: EntityMatch = EntityMatch()
+    destination: EntityMatch = EntityMatch()
+    unmatchable: bool = False
+    annotations: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SetUpdate:
+    """The whole set. Replaces what was there."""
+
+    set_id: str
+    kind: SetKind
+    members: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SetDelta:
+    """Added and removed members are disjoint, and true changes."""
+
+    set_id: str
+    added: frozenset[str]
+    removed: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SetRemove:
+    set_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyUpdate:
+    """A policy that applies to at least one local endpoint. `key.kind` tells GNP from NP.
+
+    `staged` policies are computed and reported, never enforced. `revision` is the policy's mod
+    revision (for realisation reports and the latency histogram)."""
+
+    key: ResourceKey
+    tier: str
+    ingress: tuple[CompiledRule, ...]
+    egress: tuple[CompiledRule, ...]
+    staged: bool = False
+    untracked: bool = False
+    pre_dnat: bool = False
+    apply_on_forward: bool = False
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRemove:
+    key: ResourceKey
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileUpdate:
+    """A listed profile that does not exist is emitted with one deny rule per direction (7.10)."""
+
+    name: str
+    ingress: tuple[CompiledRule, ...]
+    egress: tuple[CompiledRule, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRemove:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TierPolicies:
+    """The policies of one tier that govern one endpoint, in order of evaluation.
+
+    A tier whose list for a direction is empty does not take part in that direction. `default_deny`
+    False means the tier's end passes to the next. Staged policies are not listed here; a tier with
+    only staged policies in a direction has an empty list there."""
+
+    tier: str
+    ingress: tuple[ResourceKey, ...]
+    egress: tuple[ResourceKey, ...]
+    default_deny: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class NatMapping:
+    internal_ip: str
+    external_ip: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadEndpointUpdate:
+    """A local workload. `nets` are canonical /32 and /128 of both families.
+
+    `policy_ready` False never happens here: an endpoint is emitted with its complete policy."""
+
+    key: ResourceKey
+    interface: str
+    mac: str
+    nets: tuple[str, ...]
+    profiles: tuple[str, ...]
+    tiers: tuple[TierPolicies, ...]
+    nats: tuple[NatMapping, ...] = ()
+    allowed_source_prefixes: tuple[str, ...] = ()
+    active: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadEndpointRemove:
+    key: ResourceKey
+
+
+@dataclass(frozen=True, slots=True)
+class HostEndpointUpdate:
+    """A host endpoint of this node, with the tiers of each stage (reference/datamodel.md 5.4)."""
+
+    key: ResourceKey
+    interface: str
+    expected_ips: tuple[str, ...]
+    profiles: tuple[str, ...]
+    tiers: tuple[TierPolicies, ...]
+    untracked_tiers: tuple[TierPolicies, ...] = ()
+    pre_dnat_tiers: tuple[TierPolicies, ...] = ()
+    forward_tiers: tuple[TierPolicies, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HostEndpointRemove:
+    key: ResourceKey
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUpdate:
+    """An IP pool, for NAT outgoing and overlay decisions. `cidr` canonical."""
+
+    cidr: str
+    nat_outgoing: bool
+    ipip_mode: str = "Never"
+    vxlan_mode: str = "Never"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRemove:
+    cidr: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostUpdate:
+    """Addresses of a cluster node without prefix length (None = has none in that family)."""
+
+    node: str
+    ipv4: str | None
+    ipv6: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class HostRemove:
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class InSync:
+    """The datastore snapshot is complete: programming and sweeping may begin."""
+
+
+Intent = (
+    SetUpdate
+    | SetDelta
+    | SetRemove
+    | PolicyUpdate
+    | PolicyRemove
+    | ProfileUpdate
+    | ProfileRemove
+    | WorkloadEndpointUpdate
+    | WorkloadEndpointRemove
+    | HostEndpointUpdate
+    | HostEndpointRemove
+    | PoolUpdate
+    | PoolRemove
+    | HostUpdate
+    | HostRemove
+    | InSync
+)

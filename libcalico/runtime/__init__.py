@@ -1,0 +1,1 @@
+"""What every daemon needs around its core: paths, logs, configuration, health, metrics, supervision."""

@@ -1,0 +1,1 @@
+"""Turns a datastore into an ordered stream of updates with an in-sync mark."""
