@@ -1,1 +1,1 @@
-"""Datastore access: the contract (`api`), the etcd v3 client (`etcd`), typed resources (`resources`)."""
+"""Datastore access: contract (`api`), etcd v3 client (`etcd`), typed objects (`resources`)."""

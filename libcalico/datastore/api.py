@@ -4,11 +4,11 @@ Layer: edge contract. Implemented by `libcalico.datastore.etcd` and `libcalico.t
 both run the same contract suite (tests/etcd/test_contract.py). Used by syncers, ipam, CLI.
 
 Revision rules (etcd's, and the whole contract rests on them):
-  D1  every write makes a new store revision; a key's `mod_revision` is the revision of its last write;
+  D1  every write makes a new store revision; a key's `mod_revision` is that of its last write;
   D2  `create` succeeds only when the key does not exist, `update` only when `mod_revision` matches;
   D3  a list is one snapshot: all pages are read at the revision of the first;
-  D4  a watch from revision R delivers every change with revision >= R, in order, exactly once, across
-      reconnects; when R is compacted it raises WatchExpired and the caller lists again;
+  D4  a watch from revision R delivers every change with revision >= R, in order, exactly once,
+      across reconnects; when R is compacted it raises WatchExpired and the caller lists again;
   D5  nothing is retried silently that could have been applied: a write whose answer was lost raises
       DatastoreUnavailable and the caller reads back.
 """
@@ -57,7 +57,7 @@ class WatchEvent:
 
 @dataclass(frozen=True, slots=True)
 class WatchBatch:
-    """Events of one or more revisions, in order. An empty batch is progress: `revision` was reached."""
+    """Events of one or more revisions, in order. Empty is progress: `revision` was reached."""
 
     events: tuple[WatchEvent, ...]
     revision: int

@@ -1,1 +1,1 @@
-"""What every daemon needs around its core: paths, logs, configuration, health, metrics, supervision."""
+"""What daemons need around their core: paths, logs, configuration, health, supervision."""

@@ -70,7 +70,8 @@ class _TextFormatter(logging.Formatter):
         stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
         fields: dict[str, object] = getattr(record, "fields", {})
         pairs = "".join(f" {name}={value}" for name, value in fields.items())
-        line = f"{stamp}.{int(record.msecs):03d} {record.levelname:<7} {record.name}: {record.getMessage()}{pairs}"
+        head = f"{stamp}.{int(record.msecs):03d} {record.levelname:<7} {record.name}: "
+        line = head + record.getMessage() + pairs
         return line + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
 
 

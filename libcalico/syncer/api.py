@@ -32,7 +32,7 @@ class SyncStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """`value` None means: does not exist. `revision` is the mod revision (of the delete, if one)."""
+    """`value` None means: does not exist. `revision` is the mod revision (or the delete's)."""
 
     key: Key
     value: object | None

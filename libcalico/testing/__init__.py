@@ -1,0 +1,1 @@
+"""Fakes shipped like a product: they refuse what the real thing refuses."""
