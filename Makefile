@@ -1,0 +1,53 @@
+# Brindle: `make help` lists what there is.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+PYTEST := $(BIN)/pytest -q
+CODE := libcalico ipam felix bgp confd cni typha calicoctl deploy tests
+
+help: ## list the targets
+	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+bootstrap: ## install what is missing (Debian packages as root, then the virtual environment)
+	@deploy/bootstrap
+
+lab: bootstrap ## a three-node routed network in namespaces, with a demonstration; leaves it running (root)
+	@deploy/lab/lab up
+	@deploy/lab/lab demo
+
+lab-down: ## remove the lab: processes, namespaces, files (root)
+	@deploy/lab/lab down
+
+test: bootstrap check ## everything: check, then properties, etcd, kernel, BGP neighbours, the lab (root)
+	@deploy/require-root "make test"
+	$(PYTEST) tests/property tests/etcd tests/component
+	$(PYTEST) tests/netns tests/peers
+	$(PYTEST) tests/e2e
+
+check: bootstrap ## format, lint, types, import contract, style ratchet, unit tests; no root needed
+	$(BIN)/ruff format --check -q $(CODE)
+	$(BIN)/ruff check -q $(CODE)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(PY) tests/style/check_style.py
+	$(PYTEST) tests/unit tests/sequences
+
+bench: bootstrap ## every figure beside its baseline; ONLY=name,name for some (root)
+	@deploy/require-root "make bench"
+	$(PY) -m tests.bench $(if $(ONLY),--only $(ONLY))
+
+hunt: bootstrap ## property tests, random and deep, until stopped
+	HYPOTHESIS_PROFILE=hunt $(PYTEST) tests/property
+
+format: ## rewrite the sources in the house format
+	$(BIN)/ruff format -q $(CODE)
+	$(BIN)/ruff check -q --fix $(CODE)
+
+wheel: bootstrap ## build/brindle-*.whl, for installing on hosts
+	$(BIN)/pip wheel -q --no-deps --no-build-isolation -w build .
+
+.PHONY: help bootstrap lab lab-down test check bench hunt format wheel
