@@ -1,0 +1,66 @@
+"""What holds for every test: no sockets in unit tests, no task left behind, real daemons on demand.
+
+Fixtures that start something real live in tests/support and are imported here, so that any test may
+ask for them; each skips with its reason when the machine lacks the program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import socket
+import warnings
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+UNIT = Path(__file__).parent / "unit"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    # Fixtures take the scope of their loop from their own scope, which is what we want; the plugin
+    # would like it said in the ini file and warns, and warnings are errors here.
+    warnings.filterwarnings("ignore", message=".*asyncio_default_fixture_loop_scope")
+
+
+@pytest.fixture(autouse=True)
+def _no_sockets_in_unit_tests(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A unit test that connects or binds is no unit test. Socket pairs are allowed: asyncio's loop
+    wakes itself through one."""
+    if not request.node.path.is_relative_to(UNIT):
+        return
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a unit test tried to use the network")
+
+    for name in ("bind", "connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        function = getattr(item, "obj", None)
+        if inspect.iscoroutinefunction(function) and not hasattr(function, "hypothesis"):
+            item.obj = _without_leaked_tasks(function)  # type: ignore[attr-defined]
+
+
+def _without_leaked_tasks(test: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    @functools.wraps(test)
+    async def checked(*args: object, **kwargs: object) -> None:
+        before = asyncio.all_tasks()
+        await test(*args, **kwargs)
+        # A task that was told to stop may need a few turns of the loop for its last words.
+        for _ in range(10):
+            if not asyncio.all_tasks() - before:
+                return
+            await asyncio.sleep(0)
+        leaked = [task.get_coro() for task in asyncio.all_tasks() - before]
+        raise AssertionError(f"the test left tasks running: {leaked}")
+
+    return checked
