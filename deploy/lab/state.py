@@ -1,0 +1,69 @@
+"""What a lab remembers between two commands: its options, processes and pods.
+
+Layer: edge (one JSON file). The file is written by rename, so a killed `lab` leaves it whole, and
+it is written before a process or namespace is used, so `lab down` always knows what to remove.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deploy.lab.topology import Options, Topology
+
+ROOT = Path(os.environ.get("BRINDLE_LAB_DIR", "/run/brindle-lab"))
+
+
+@dataclass(slots=True)
+class Pod:
+    name: str
+    node: str
+    container_id: str
+    namespace: str = "default"
+    labels: dict[str, str] = field(default_factory=dict)
+    ips: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class LabState:
+    """`processes` maps a role ("etcd", "node1", "http-web1") to (pid, start time)."""
+
+    name: str
+    options: Options
+    processes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    pods: dict[str, Pod] = field(default_factory=dict)
+
+    @property
+    def topology(self) -> Topology:
+        return Topology(self.name, self.options)
+
+    @property
+    def directory(self) -> Path:
+        return ROOT / self.name
+
+    def node_directory(self, node: str) -> Path:
+        return self.directory / node
+
+    def save(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        target = self.directory / "state.json"
+        temporary = target.with_suffix(".new")
+        temporary.write_text(json.dumps(dataclasses.asdict(self), indent=1))
+        temporary.replace(target)
+
+
+def load(name: str) -> LabState | None:
+    try:
+        raw: dict[str, Any] = json.loads((ROOT / name / "state.json").read_text())
+    except OSError:
+        return None
+    return LabState(
+        name=raw["name"],
+        options=Options(**raw["options"]),
+        processes={role: (pair[0], pair[1]) for role, pair in raw["processes"].items()},
+        pods={pod: Pod(**value) for pod, value in raw["pods"].items()},
+    )
