@@ -1,0 +1,124 @@
+"""What a selector needs of labels: the terms it can be indexed by.
+
+Layer: pure, above selector.ast. Users: Selector.restrictions() and .atoms(), hence compute.
+
+`clauses` over-approximates: labels that match satisfy at least one term of every clause; labels
+that satisfy all clauses need not match. An empty clause cannot be satisfied: the selector matches
+nothing. No clause at all: anything may match.
+
+`atoms` are the elementary comparisons. A change of labels can change the verdict only if it changes
+the outcome of an atom; this holds for negated ones too.
+
+Source: the idea is Calico's label restrictions (libcalico-go/lib/selector/parser/ast.go
+`LabelRestrictions`), which keeps one restriction a label; clauses keep alternatives across labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from libcalico.selector import ast
+
+
+class Term(NamedTuple):
+    """`label == value`, or `has(label)` when value is None."""
+
+    label: str
+    value: str | None = None
+
+
+Clause = frozenset[Term]
+
+_NEVER: tuple[Clause, ...] = (frozenset(),)
+_ANYTHING: tuple[Clause, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Atoms:
+    """`equal`: (label, value) pairs compared with; `present`: labels asked for by has();
+    `substring`: labels whose whole value matters."""
+
+    equal: frozenset[tuple[str, str]]
+    present: frozenset[str]
+    substring: frozenset[str]
+
+    def labels(self) -> frozenset[str]:
+        return frozenset(label for label, _ in self.equal) | self.present | self.substring
+
+
+def clauses(node: ast.Node) -> tuple[Clause, ...]:
+    return tuple(dict.fromkeys(_required(node, True)))
+
+
+def atoms(node: ast.Node) -> Atoms:
+    equal: set[tuple[str, str]] = set()
+    present: set[str] = set()
+    substring: set[str] = set()
+    todo: list[ast.Node] = [node]
+    while todo:
+        match todo.pop():
+            case ast.Equal(label, value) | ast.NotEqual(label, value):
+                equal.add((label, value))
+            case ast.In(label, values) | ast.NotIn(label, values):
+                equal.update((label, value) for value in values)
+            case ast.Has(label):
+                present.add(label)
+            case ast.Contains(label) | ast.StartsWith(label) | ast.EndsWith(label):
+                substring.add(label)
+            case ast.Not(operand):
+                todo.append(operand)
+            case ast.And(operands) | ast.Or(operands):
+                todo.extend(operands)
+    return Atoms(frozenset(equal), frozenset(present), frozenset(substring))
+
+
+def _required(node: ast.Node, wanted: bool) -> tuple[Clause, ...]:
+    """The clauses that must hold for `node` to evaluate to `wanted`."""
+    match node:
+        case ast.Not(operand):
+            return _required(operand, not wanted)
+        case ast.And(operands):
+            return _conjunction(operands, wanted) if wanted else _disjunction(operands, wanted)
+        case ast.Or(operands):
+            return _disjunction(operands, wanted) if wanted else _conjunction(operands, wanted)
+        case ast.Equal(label, value):
+            return _one_of({Term(label, value)}) if wanted else _ANYTHING
+        case ast.NotEqual(label, value):
+            return _ANYTHING if wanted else _one_of({Term(label, value)})
+        case ast.In(label, values):
+            return _one_of({Term(label, value) for value in values}) if wanted else _ANYTHING
+        case ast.NotIn(label, values):
+            return _ANYTHING if wanted else _one_of({Term(label, value) for value in values})
+        case ast.Has(label) | ast.Contains(label) | ast.StartsWith(label) | ast.EndsWith(label):
+            return _one_of({Term(label)}) if wanted else _ANYTHING
+        case ast.All() | ast.Global():
+            return _ANYTHING if wanted else _NEVER
+
+
+def _one_of(terms: set[Term]) -> tuple[Clause, ...]:
+    return (frozenset(terms),)
+
+
+def _conjunction(operands: tuple[ast.Node, ...], wanted: bool) -> tuple[Clause, ...]:
+    needed: list[Clause] = []
+    for operand in operands:
+        needed.extend(_required(operand, wanted))
+    return tuple(needed)
+
+
+def _disjunction(operands: tuple[ast.Node, ...], wanted: bool) -> tuple[Clause, ...]:
+    """One clause out of the best clause of every operand; an unrestricted operand frees all."""
+    union: set[Term] = set()
+    for operand in operands:
+        needed = _required(operand, wanted)
+        if not needed:
+            return _ANYTHING
+        union.update(min(needed, key=_breadth))
+    return (frozenset(union),)
+
+
+def _breadth(clause: Set[Term]) -> tuple[int, int]:
+    """Fewer has() terms first, then fewer terms: a value is shared by fewer endpoints."""
+    return sum(term.value is None for term in clause), len(clause)
