@@ -17,6 +17,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.etcd import (  # noqa: F401  (fixtures)
+    etcd,
+    etcd_authority,
+    etcd_cluster_factory,
+    etcd_server,
+    etcd_tls,
+)
+
 UNIT = Path(__file__).parent / "unit"
 
 

@@ -1,12 +1,12 @@
-"""A real etcd on loopback for tests and benchmarks: one member or several, TLS, users; always killed.
+"""A real etcd on loopback for tests and benchmarks: one or several members, TLS, users.
 
 Layer: testing. Used by tests/support/etcd.py (pytest fixtures) and the benchmarks.
 
     with EtcdCluster(directory) as etcd:
         endpoint = etcd.endpoints
 
-Every member runs under `setpriv --pdeathsig KILL`: it dies with the process that started it, whatever
-happens to that. Data is not meant to survive: keep `directory` on a temporary file system.
+Every member runs under `setpriv --pdeathsig KILL`: it dies with the process that started it,
+whatever happens to that. Data is not meant to survive: keep `directory` on a temporary file system.
 """
 
 from __future__ import annotations
