@@ -33,8 +33,10 @@ class AllocationAttribute(Model, frozen=True, kw_only=True):
     """Who holds addresses. `secondary` is the active owner, `released_at` means in cooldown."""
 
     handle_id: str | None = None
-    secondary: dict[str, str] | None = None
-    alternate_owner_attrs: dict[str, str] | None = field(default=None, name="alternateOwnerAttrs")
+    secondary: dict[str, str] = field(default_factory=dict)
+    alternate_owner_attrs: dict[str, str] = field(
+        default_factory=dict, name="alternateOwnerAttrs"
+    )
     released_at: str | None = field(default=None, name="releasedAt")
 
 
@@ -55,6 +57,7 @@ class Block(Model, frozen=True, kw_only=True):
         "sequenceNumberForAllocation",
         "deleted",
     )
+    NEVER: ClassVar[tuple[str, ...]] = ("hostAffinity",)
 
     cidr: str
     affinity: str | None = None
@@ -67,7 +70,7 @@ class Block(Model, frozen=True, kw_only=True):
         default_factory=dict, name="sequenceNumberForAllocation"
     )
     deleted: bool = False
-    # Deprecated; read so that old blocks take the fast path, never written.
+    # Deprecated, see NEVER.
     host_affinity: str | None = field(default=None, name="hostAffinity")
 
     @property
@@ -128,6 +131,10 @@ class IpamConfig(Model, frozen=True, kw_only=True):
 
 
 MISSING_IPAM_CONFIG = IpamConfig(auto_allocate_blocks=True)
+
+
+class HostMarker(Model, frozen=True, kw_only=True):
+    """The legacy host marker: an empty value."""
 
 
 class FelixStatus(Model, frozen=True, kw_only=True):

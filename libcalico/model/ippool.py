@@ -12,6 +12,7 @@ from typing import ClassVar
 from msgspec import field
 
 from libcalico.model.meta import Condition, Model, Resource
+from libcalico.model.scalars import BoolString
 
 
 class IPPoolSpec(Model, frozen=True, kw_only=True):
@@ -125,7 +126,7 @@ class BlockAffinitySpec(Model, frozen=True, kw_only=True):
     node: str = ""
     type: str | None = None
     cidr: str = ""
-    deleted: str = ""
+    deleted: BoolString = ""
 
 
 class BlockAffinity(Resource, frozen=True, kw_only=True, tag="BlockAffinity"):

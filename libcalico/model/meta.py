@@ -42,6 +42,8 @@ class Model(
 
     # JSON members that are written even when they are empty.
     ALWAYS: ClassVar[tuple[str, ...]] = ()
+    # JSON members that are read but never written.
+    NEVER: ClassVar[tuple[str, ...]] = ()
     # A value without any member set is left out by its owner (Go's omitzero).
     OMIT_WHEN_EMPTY: ClassVar[bool] = False
 
@@ -61,6 +63,8 @@ class OwnerReference(Model, frozen=True, kw_only=True):
 
 class ObjectMeta(Model, frozen=True, kw_only=True):
     """Name, labels and bookkeeping. `resource_version` is the mod revision, never stored."""
+
+    NEVER: ClassVar[tuple[str, ...]] = ("selfLink", "resourceVersion")
 
     name: str = ""
     generate_name: str | None = field(default=None, name="generateName")

@@ -29,6 +29,8 @@ Port = Annotated[int | str, Meta(extra={"scalar": "port"})]
 ASNumber = Annotated[int, Meta(ge=0, le=2**32 - 1, extra={"scalar": "as_number"})]
 DSCP = Annotated[int | str, Meta(extra={"scalar": "dscp"})]
 Duration = Annotated[str, Meta(extra={"scalar": "duration"})]
+# A boolean that etcd's layout stores as the string "true" or "false".
+BoolString = Annotated[str, Meta(extra={"scalar": "bool_string"})]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1, extra={"go": "int32"})]
 UInt8 = Annotated[int, Meta(ge=0, le=2**8 - 1, extra={"go": "uint8"})]
 UInt16 = Annotated[int, Meta(ge=0, le=2**16 - 1, extra={"go": "uint16"})]
