@@ -84,7 +84,10 @@ class KernelExport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeakerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything, in one file; identical input renders identical bytes."""
+    """Everything, in one file; identical input renders identical bytes.
+
+    `listen_addresses` empty: every address of the node (Calico's bindMode None); otherwise the
+    node's own (bindMode NodeIP). `listen_port` is ours; a peer's port is in exabgp.conf."""
 
     exabgp_sha256: str
     node_name: str
@@ -94,6 +97,8 @@ class SpeakerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ipv6_address: str | None = None
     workload_interface_prefixes: tuple[str, ...] = ("cali",)
     cluster_id: str = ""
+    listen_port: int = 179
+    listen_addresses: tuple[str, ...] = ()
     blocks: tuple[LocalBlock, ...] = ()
     pools: tuple[PoolExport, ...] = ()
     service_cidrs: tuple[str, ...] = ()
