@@ -63,15 +63,10 @@ class IPReservation(Resource, frozen=True, kw_only=True, tag="IPReservation"):
 
 
 class IPAMConfigurationSpec(Model, frozen=True, kw_only=True):
-    """Not what IPAM reads in etcd: that is `ipam.IpamConfig`."""
+    """Not what IPAM reads in etcd: that is `ipam.IpamConfig`. Blocks are made unless False."""
 
-    ALWAYS: ClassVar[tuple[str, ...]] = (
-        "strictAffinity",
-        "autoAllocateBlocks",
-    )
-
-    strict_affinity: bool = field(default=False, name="strictAffinity")
-    auto_allocate_blocks: bool = field(default=False, name="autoAllocateBlocks")
+    strict_affinity: bool | None = field(default=None, name="strictAffinity")
+    auto_allocate_blocks: bool | None = field(default=None, name="autoAllocateBlocks")
     max_blocks_per_host: int | None = field(default=None, name="maxBlocksPerHost")
     kube_virt_vm_address_persistence: str | None = field(
         default=None, name="kubeVirtVMAddressPersistence"
@@ -90,13 +85,8 @@ class IPAMConfiguration(Resource, frozen=True, kw_only=True, tag="IPAMConfigurat
 class IPAMConfigSpec(Model, frozen=True, kw_only=True):
     """As IPAMConfigurationSpec with wider limits."""
 
-    ALWAYS: ClassVar[tuple[str, ...]] = (
-        "strictAffinity",
-        "autoAllocateBlocks",
-    )
-
-    strict_affinity: bool = field(default=False, name="strictAffinity")
-    auto_allocate_blocks: bool = field(default=False, name="autoAllocateBlocks")
+    strict_affinity: bool | None = field(default=None, name="strictAffinity")
+    auto_allocate_blocks: bool | None = field(default=None, name="autoAllocateBlocks")
     max_blocks_per_host: int | None = field(default=None, name="maxBlocksPerHost")
     kube_virt_vm_address_persistence: str | None = field(
         default=None, name="kubeVirtVMAddressPersistence"
