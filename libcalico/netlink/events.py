@@ -126,37 +126,10 @@ class EventStream:
                 events.append(Overrun())
                 continue
             for received in iter_messages(datagram):
-                event = self._decode(received)
+                event = decode_event(received, self._interest)
                 if event is not None:
                     events.append(event)
         return events
-
-    def _decode(self, received: Message) -> Event | None:
-        if received.type in (RTM_NEWROUTE, RTM_DELROUTE):
-            return self._decode_route(received)
-        if received.type in (RTM_NEWLINK, RTM_DELLINK):
-            link = parse_link(received)
-            if link is None:
-                return None
-            return LinkEvent(link, received.type == RTM_DELLINK, received.port_id)
-        if received.type in (RTM_NEWADDR, RTM_DELADDR):
-            address = parse_address(received)
-            if address is None:
-                return None
-            return AddressEvent(address, received.type == RTM_DELADDR, received.port_id)
-        return None
-
-    def _decode_route(self, received: Message) -> RouteEvent | None:
-        is_new = received.type == RTM_NEWROUTE
-        is_replacement = is_new and bool(received.flags & NLM_F_REPLACE)
-        if self._interest is not None and len(received.body) > _PROTOCOL_AT:
-            protocol = received.body[_PROTOCOL_AT]
-            if not self._interest(protocol, is_replacement):
-                return None
-        route = parse_route(received)
-        if route is None:
-            return None
-        return RouteEvent(route, not is_new, is_replacement, received.port_id)
 
     async def _readable(self) -> None:
         loop = asyncio.get_running_loop()
@@ -166,6 +139,35 @@ class EventStream:
             await ready
         finally:
             loop.remove_reader(self._socket.fileno())
+
+
+def decode_event(received: Message, interest: RouteInterest | None = None) -> Event | None:
+    """One notification; None for what nobody asked for. Errors: WireError."""
+    if received.type in (RTM_NEWROUTE, RTM_DELROUTE):
+        return _decode_route(received, interest)
+    if received.type in (RTM_NEWLINK, RTM_DELLINK):
+        link = parse_link(received)
+        if link is None:
+            return None
+        return LinkEvent(link, received.type == RTM_DELLINK, received.port_id)
+    if received.type in (RTM_NEWADDR, RTM_DELADDR):
+        address = parse_address(received)
+        if address is None:
+            return None
+        return AddressEvent(address, received.type == RTM_DELADDR, received.port_id)
+    return None
+
+
+def _decode_route(received: Message, interest: RouteInterest | None) -> RouteEvent | None:
+    is_new = received.type == RTM_NEWROUTE
+    is_replacement = is_new and bool(received.flags & NLM_F_REPLACE)
+    is_whole = len(received.body) > _PROTOCOL_AT
+    if interest and is_whole and not interest(received.body[_PROTOCOL_AT], is_replacement):
+        return None
+    route = parse_route(received)
+    if route is None:
+        return None
+    return RouteEvent(route, not is_new, is_replacement, received.port_id)
 
 
 def _wake(ready: asyncio.Future[None]) -> None:

@@ -142,6 +142,7 @@ class LinkChange:
 
 def change_link(link: int | str, change: LinkChange) -> Request:
     """`link` is an ifindex or a name. ENODEV when there is none."""
+    assert change.name is None or isinstance(link, int), "a rename needs the ifindex"
     up = change.is_up
     flags, mask = (0, 0) if up is None else (IFF_UP if up else 0, IFF_UP)
     body = _select(link, flags, mask) + _change_attrs(change)

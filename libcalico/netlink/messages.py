@@ -250,10 +250,10 @@ def read_address(family: int, packed: bytes | memoryview) -> str:
 
 def pack_prefix(cidr: str) -> tuple[int, bytes, int]:
     """Family, packed address and prefix length; a bare address is a host prefix."""
-    address, _, length_text = cidr.partition("/")
+    address, slash, length_text = cidr.partition("/")
     family, packed = pack_address(address)
     bits = len(packed) * 8
-    if not length_text:
+    if not slash:
         return family, packed, bits
     if not length_text.isdecimal() or int(length_text) > bits:
         raise WireError(f"{cidr!r} has no valid prefix length")

@@ -195,8 +195,9 @@ def list_routes(family: int, wanted: RouteFilter = MAIN_TABLE) -> Query[Route]:
         return route if route is not None and wanted.matches(route) else None
 
     request = message(RTM_GETROUTE, NLM_F_DUMP, header + filters)
-    # A table in which nothing was ever programmed does not exist (strict checking says so).
-    return Query(request, "list routes", f"table {wanted.table}", parse, (errno.ENOENT,))
+    # Strict checking refuses a table in which nothing was ever programmed, and a vanished device.
+    nothing = (errno.ENOENT, errno.ENODEV)
+    return Query(request, "list routes", f"table {wanted.table}", parse, nothing)
 
 
 def resolve_route(address: str) -> Query[Route]:

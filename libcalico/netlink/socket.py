@@ -66,11 +66,14 @@ _U32 = struct.Struct("=I")
 class NetlinkSocket:
     """One request socket in one network namespace."""
 
-    def __init__(self, *, protocol: int = socket.NETLINK_ROUTE, timeout_s: float = 10.0) -> None:
-        try:
-            self._socket = _open(protocol)
-        except OSError as err:
-            raise _os_failure("open netlink socket", str(protocol), err) from err
+    def __init__(
+        self,
+        *,
+        protocol: int = socket.NETLINK_ROUTE,
+        timeout_s: float = 10.0,
+        transport: socket.socket | None = None,  # None but for tests
+    ) -> None:
+        self._socket = _open(protocol) if transport is None else transport
         # A kernel that does not answer is a bug somewhere: better an error than a hung daemon.
         self._socket.settimeout(timeout_s)
         self._sequence = 0
@@ -248,6 +251,13 @@ class NetlinkSocket:
 
 
 def _open(protocol: int) -> socket.socket:
+    try:
+        return _open_socket(protocol)
+    except OSError as err:
+        raise _os_failure("open netlink socket", str(protocol), err) from err
+
+
+def _open_socket(protocol: int) -> socket.socket:
     opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
     try:
         for option in (_NETLINK_EXT_ACK, _NETLINK_CAP_ACK, _NETLINK_GET_STRICT_CHK):
