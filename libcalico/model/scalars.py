@@ -131,7 +131,7 @@ def normal_port(value: int | str) -> int | str:
     port = parse_port(value)
     if isinstance(port, str):
         return port
-    return port.first if port.first == port.last and ":" not in str(value) else str(value)
+    return port.first if port.first == port.last else str(port)
 
 
 def parse_protocol(value: int | str) -> int | str:
