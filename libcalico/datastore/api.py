@@ -103,6 +103,13 @@ class Datastore(Protocol):
         self, prefix: str, *, revision: int = 0, keys_only: bool = False
     ) -> ListResult: ...
 
+    def list_pages(
+        self, prefix: str, *, revision: int = 0, keys_only: bool = False
+    ) -> AsyncIterator[ListResult]:
+        """The same snapshot page by page (at least one page), for callers that decode as they go.
+        Raises WatchExpired when it is compacted before the last page: start again."""
+        ...
+
     async def create(self, key: str, value: bytes, *, lease: int = 0) -> int:
         """Returns the new mod revision. Errors: AlreadyExists(key)."""
         ...

@@ -128,6 +128,8 @@ class MemoryDatastore:
         self._hidden_writes = 0
         self._denied: tuple[str, ...] | None = None
         self._closed = False
+        #: Keys in one page of `list_pages`; make it small to test what happens between pages.
+        self.page_keys = 500
         #: (operation, key or prefix) of every call that reached the store, oldest first.
         self.calls: deque[tuple[str, str]] = deque(maxlen=_CALL_LOG_LENGTH)
 
@@ -150,6 +152,19 @@ class MemoryDatastore:
         result = ListResult(tuple(found), at)
         self._leave("list", prefix)
         return result
+
+    async def list_pages(
+        self, prefix: str, *, revision: int = 0, keys_only: bool = False
+    ) -> AsyncIterator[ListResult]:
+        """Pages of `page_keys`; a fault may hit between any two."""
+        found = await self.list(prefix, revision=revision, keys_only=keys_only)
+        size = self.page_keys
+        for start in range(0, max(1, len(found.kvs)), size):
+            if start:
+                await self._enter("list", prefix)
+                self._readable(found.revision)
+                self._leave("list", prefix)
+            yield ListResult(found.kvs[start : start + size], found.revision)
 
     # ---- writing -------------------------------------------------------------------------------
 
