@@ -1,6 +1,6 @@
 """The pure cluster-wide engine: labels and selectors in, matches and set members out.
 
-Layer: pure (no I/O, no clock, no logging); imports libcalico.selector, libcalico.errors only.
+Layer: pure (no I/O, no clock, no logging); imports libcalico.selector only.
 Users: felix.calc (which policies touch a local endpoint; what is in an ip set), typha's spans.
 
 The shape is "state in, deltas out": the `update_*` and `delete_*` calls only remember, `flush()`
@@ -23,17 +23,20 @@ depends on the state only, never on the order of the calls. So load everything, 
         Matches[I]: Collection, cheap len() and `in`, iterated lazily; valid until the next flush
 
     members.py
-        MemberIndex[I, S, A]()                   A = address or CIDR, any hashable (felix: str)
+        MemberIndex[I, S]()                      I = item id, S = set id; members are text
             update_item(item_id, labels, parents=(), *, addresses=(), ports=())
             delete_item(item_id) / update_parent(name, labels) / delete_parent(name)
             update_set(set_id, selector, *, port: PortMatch | None = None)
             delete_set(set_id)                                gives no delta: the set is gone
-            flush() -> list[SetDelta[S, A]]
-            members(set_id) -> frozenset[A | PortMember[A]]
-        SetDelta(set_id, is_new, added: frozenset, removed: frozenset)   is_new: first of this set
+            flush() -> list[SetDelta[S]]
+            members(set_id) -> frozenset[str]
+            sets_of(item_id) -> list[S]
+        SetDelta(set_id, is_new, added: frozenset, removed: frozenset)   is_new: first of this set,
+                                                 added is all of it; told even when it is empty
         EndpointPort(name, protocol, port)       what an item offers (network sets: none)
         PortMatch(name, protocol)                what a named-port set looks for
-        PortMember(address, protocol, port)      a member of a named-port set
+        addresses are canonical CIDR text, protocols lower case; members of a set with a port are
+        "10.0.0.1,tcp,8080", of any other set the addresses as given
 
     linear.py      LinearIndex: the same calls as LabelIndex, slow and obvious; the tests' oracle
 """

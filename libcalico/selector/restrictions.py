@@ -15,7 +15,6 @@ Source: the idea is Calico's label restrictions (libcalico-go/lib/selector/parse
 
 from __future__ import annotations
 
-from collections.abc import Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,7 +44,12 @@ class Atoms:
     substring: frozenset[str]
 
     def labels(self) -> frozenset[str]:
-        return frozenset(label for label, _ in self.equal) | self.present | self.substring
+        """Every label that matters."""
+        return self.valued_labels() | self.present
+
+    def valued_labels(self) -> frozenset[str]:
+        """The labels whose values matter, not just their presence."""
+        return frozenset(label for label, _ in self.equal) | self.substring
 
 
 def clauses(node: ast.Node) -> tuple[Clause, ...]:
@@ -115,10 +119,11 @@ def _disjunction(operands: tuple[ast.Node, ...], wanted: bool) -> tuple[Clause, 
         needed = _required(operand, wanted)
         if not needed:
             return _ANYTHING
-        union.update(min(needed, key=_breadth))
+        best: Clause = min(needed, key=_breadth)
+        union |= best
     return (frozenset(union),)
 
 
-def _breadth(clause: Set[Term]) -> tuple[int, int]:
+def _breadth(clause: Clause) -> tuple[int, int]:
     """Fewer has() terms first, then fewer terms: a value is shared by fewer endpoints."""
     return sum(term.value is None for term in clause), len(clause)
