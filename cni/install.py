@@ -1,0 +1,93 @@
+"""Install the CNI executables and the network configuration where a runtime looks for them.
+
+Layer: edge (files). Used by `calico-node install-cni`.
+
+  N1  every file appears whole: written beside its place without a .conf or .conflist suffix (a
+      runtime watches the folder), then renamed;
+  N2  a configuration that is not ours is never touched; ours is recognised by its file name;
+  N3  installing what is installed already changes nothing, not even a time stamp.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from libcalico.errors import ConfigError
+
+EXECUTABLES = ("calico", "calico-ipam")
+CONFLIST = "10-calico.conflist"
+NETWORK_NAME = "k8s-pod-network"
+CNI_VERSION = "1.0.0"
+_CLIENT = Path(__file__).with_name("client.py")
+# Parts of the client's text that are replaced; asserted to be there, so a rename cannot slip by.
+_SOCKET_LINE = 'SOCKET = b"/var/run/calico/cni.sock"'
+_PYTHON_LINE = 'STANDALONE_PYTHON = ""'
+
+
+def base_python() -> str:
+    """The interpreter behind the virtual environment: it starts faster, and the client needs no
+    package."""
+    return os.path.realpath(sys.executable)
+
+
+def render_client(socket_path: Path, python: str, *, interpreter: str = "") -> bytes:
+    """The executable's text. `python` runs cni.standalone (an interpreter that has brindle
+    installed), `interpreter` the client itself."""
+    text = _CLIENT.read_text()
+    assert _SOCKET_LINE in text
+    assert _PYTHON_LINE in text
+    text = text.replace(_SOCKET_LINE, f"SOCKET = {os.fsencode(socket_path)!r}")
+    text = text.replace(_PYTHON_LINE, f"STANDALONE_PYTHON = {python!r}")
+    return f"#!{interpreter or base_python()} -ISE\n{text}".encode()
+
+
+def default_conflist(*, mtu_bytes: int = 0, assign_ipv6: bool = False) -> bytes:
+    """calico and portmap, as Calico ships it; the credentials stay with felix."""
+    calico: dict[str, object] = {
+        "type": "calico",
+        "log_level": "info",
+        "mtu": mtu_bytes,
+        "ipam": {
+            "type": "calico-ipam",
+            "assign_ipv4": "true",
+            "assign_ipv6": "true" if assign_ipv6 else "false",
+        },
+    }
+    portmap = {"type": "portmap", "snat": True, "capabilities": {"portMappings": True}}
+    conf = {"name": NETWORK_NAME, "cniVersion": CNI_VERSION, "plugins": [calico, portmap]}
+    return json.dumps(conf, indent=2).encode() + b"\n"
+
+
+def install(
+    bin_dir: Path, conf_dir: Path | None, *, socket_path: Path, conflist: bytes
+) -> list[Path]:
+    """Returns the files that changed. Errors: ConfigError when a folder cannot be written."""
+    client = render_client(socket_path, sys.executable)
+    changed = [bin_dir / name for name in EXECUTABLES if put(bin_dir / name, client, 0o755)]
+    if conf_dir is not None and put(conf_dir / CONFLIST, conflist, 0o644):
+        changed.append(conf_dir / CONFLIST)
+    return changed
+
+
+def put(path: Path, data: bytes, mode: int) -> bool:
+    """Write by rename, unless content and mode are right already. Errors: ConfigError."""
+    try:
+        if path.is_file() and path.read_bytes() == data and path.stat().st_mode & 0o777 == mode:
+            return False
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as out:
+                os.fchmod(out.fileno(), mode)
+                out.write(data)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as err:
+        raise ConfigError("install-cni", str(path), err.strerror or str(err)) from err
+    return True

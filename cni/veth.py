@@ -1,0 +1,299 @@
+"""The wire between host and pod: a veth pair, the pod's addresses and its two routes.
+
+Layer: edge (raw netlink through libcalico.netlink; blocking, a millisecond; DEL waits for the
+kernel's RCU, 20 ms, so call it from a thread). Used by cni.agent and cni.standalone.
+Source: Calico cni-plugin/pkg/dataplane/linux; the batching is measured in reference/cni.md 3.
+
+  W1  the pod's end is made directly in its namespace: it is never visible, or nameable, elsewhere;
+  W2  duplicate address detection is off before a link comes up, on both sides: the addresses are
+      ours by IPAM, and a pod must not wait a second for its IPv6 address;
+  W3  a host interface of the same name belongs to a dead endpoint and is replaced; an interface of
+      the same name in the pod belongs to somebody else and is an error;
+  W4  failure half way removes the pair again.
+The host side's other sysctls (proxy_arp, forwarding, rp_filter) are felix's: they are policy of
+the node, kept right for as long as the endpoint lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cni.skel import CniError, Code
+from libcalico.errors import ProgrammingFailed
+from libcalico.netlink import (
+    AF_INET,
+    AF_INET6,
+    SCOPE_LINK,
+    Link,
+    LinkChange,
+    NetlinkSocket,
+    NextHop,
+    Route,
+    VethEnd,
+    add_route,
+    change_link,
+    create_veth,
+    delete_link,
+    get_link,
+    list_addresses,
+    list_routes,
+    run_in_namespace,
+    set_address,
+)
+from libcalico.netlink import Request as NetlinkRequest
+
+HOST_MAC = "ee:ee:ee:ee:ee:ee"
+GATEWAY_V4 = "169.254.1.1"
+# The link-local address that follows from HOST_MAC (RFC 4291 appendix A).
+GATEWAY_V6 = "fe80::ecee:eeff:feee:eeee"
+DEFAULT_MTU = 1500
+LOOPBACK = 1
+PROC_SYS_NET = Path("/proc/sys/net")
+_IFINDEX_GONE = (errno.ENODEV, errno.ENXIO)
+
+
+@dataclass(frozen=True, slots=True)
+class PodWire:
+    """What to make. `addresses` are plain ("10.65.0.1", "fd65::1"); `mac` "" leaves it random;
+    `mtu_bytes` 0 takes the uplink's. `routes` empty means the default routes, None no routes."""
+
+    host_name: str
+    pod_name: str
+    netns: str
+    addresses: tuple[str, ...]
+    mtu_bytes: int = 0
+    mac: str = ""
+    routes: tuple[str, ...] | None = ()
+    allow_ip_forwarding: bool = False
+
+    @property
+    def has_ipv6(self) -> bool:
+        return any(":" in address for address in self.addresses)
+
+
+@dataclass(frozen=True, slots=True)
+class MadeWire:
+    mac: str
+    mtu_bytes: int
+
+
+def create(wire: PodWire) -> MadeWire:
+    """Make pair, addresses and routes. Errors: CniError (8 for the namespace, else 100)."""
+    try:
+        netns_fd = os.open(wire.netns, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as err:
+        raise CniError(
+            Code.INVALID_NETNS, f"failed to open netns {wire.netns!r}: {err.strerror}"
+        ) from err
+    try:
+        with NetlinkSocket() as host:
+            mtu_bytes = wire.mtu_bytes or uplink_mtu(host)
+            _create_pair(host, wire, netns_fd, mtu_bytes)
+            try:
+                _bring_host_up(host, wire)
+                mac = run_in_namespace(netns_fd, lambda: _configure_pod(wire))
+            except BaseException:
+                with contextlib.suppress(ProgrammingFailed):
+                    host.execute(delete_link(wire.host_name))
+                raise
+    except ProgrammingFailed as err:
+        raise CniError(
+            Code.NETWORKING_FAILED, "error setting up the pod's interface", str(err)
+        ) from err
+    finally:
+        os.close(netns_fd)
+    return MadeWire(mac, mtu_bytes)
+
+
+def _create_pair(host: NetlinkSocket, wire: PodWire, netns_fd: int, mtu_bytes: int) -> None:
+    near = VethEnd(wire.host_name, mac=HOST_MAC, mtu_bytes=mtu_bytes)
+    far = VethEnd(wire.pod_name, mac=wire.mac, mtu_bytes=mtu_bytes, netns_fd=netns_fd)
+    request = create_veth(near, far, near_is_up=False)
+    try:
+        host.execute(request)
+        return
+    except ProgrammingFailed as err:
+        if err.errno != errno.EEXIST:
+            raise
+        if not _exists(host, wire.host_name):
+            raise CniError(
+                Code.NETWORKING_FAILED,
+                f"container veth name ({wire.pod_name}) already exists in {wire.netns}",
+            ) from err
+    # W3: the host's end of an endpoint that died with its namespace still referenced somewhere.
+    host.execute(delete_link(wire.host_name))
+    host.execute(request)
+
+
+def _exists(sock: NetlinkSocket, name: str) -> bool:
+    try:
+        sock.query_one(get_link(name))
+    except ProgrammingFailed as err:
+        if err.errno in (errno.ENODEV, errno.ENOENT):
+            return False
+        raise
+    return True
+
+
+def _bring_host_up(host: NetlinkSocket, wire: PodWire) -> None:
+    if wire.has_ipv6:
+        _sysctl(f"ipv6/conf/{wire.host_name}/disable_ipv6", "0")
+        _sysctl(f"ipv6/conf/{wire.host_name}/accept_dad", "0")
+    host.execute(change_link(wire.host_name, LinkChange(is_up=True)))
+
+
+def _configure_pod(wire: PodWire) -> str:
+    """Runs inside the pod's namespace. Returns the MAC of the pod's interface."""
+    forwarding = "1" if wire.allow_ip_forwarding else "0"
+    _sysctl("ipv4/ip_forward", forwarding)
+    if wire.has_ipv6:
+        for name in ("all", "default", "lo", wire.pod_name):
+            _sysctl(f"ipv6/conf/{name}/disable_ipv6", "0")
+        _sysctl(f"ipv6/conf/{wire.pod_name}/accept_dad", "0")
+        _sysctl("ipv6/conf/all/forwarding", forwarding)
+    with NetlinkSocket() as pod:
+        link = pod.query_one(get_link(wire.pod_name))
+        requests: list[NetlinkRequest] = [
+            change_link(LOOPBACK, LinkChange(is_up=True)),
+            change_link(link.ifindex, LinkChange(is_up=True)),
+        ]
+        requests += [set_address(link.ifindex, host_cidr(a)) for a in wire.addresses]
+        routes = [add_route(route) for route in _pod_routes(wire, link.ifindex)]
+        failures = pod.transact([*requests, *routes])
+        for index, failure in failures.items():
+            # A second network of the pod finds the gateway and default route of the first.
+            if index < len(requests) or failure.errno != errno.EEXIST:
+                raise failure
+        return link.mac
+
+
+def _pod_routes(wire: PodWire, ifindex: int) -> list[Route]:
+    if wire.routes is None:
+        return []
+    routes: list[Route] = []
+    for version, gateway, default in ((4, GATEWAY_V4, "0.0.0.0/0"), (6, GATEWAY_V6, "::/0")):
+        if not any((":" in address) == (version == 6) for address in wire.addresses):
+            continue
+        if version == 4:
+            hops = (NextHop(ifindex),)
+            routes.append(Route(host_cidr(gateway), hops, scope=SCOPE_LINK))
+        wanted = [r for r in wire.routes if (":" in r) == (version == 6)] or [default]
+        routes += [Route(dst, (NextHop(ifindex, gateway),)) for dst in wanted]
+    return routes
+
+
+def host_cidr(address: str) -> str:
+    return f"{address}/{128 if ':' in address else 32}"
+
+
+def uplink_mtu(host: NetlinkSocket) -> int:
+    """The smallest MTU of the interfaces that carry a default route; 1500 when there is none."""
+    indexes = {
+        hop.ifindex
+        for family, dst in ((AF_INET, "0.0.0.0/0"), (AF_INET6, "::/0"))
+        for route in host.query(list_routes(family))
+        if route.dst == dst
+        for hop in route.nexthops
+    }
+    sizes = [host.query_one(get_link(index)).mtu_bytes for index in indexes if index]
+    return min(sizes, default=DEFAULT_MTU)
+
+
+def delete_in_pod(netns: str, ifname: str) -> bool:
+    """Remove the pair from the pod's side. False when namespace or interface are gone already.
+
+    From this side no other pod's wire can be hit: a late DEL never sees its successor's (W3)."""
+    if not netns or not Path(netns).exists():
+        return False
+
+    def remove() -> bool:
+        with NetlinkSocket() as pod:
+            return _delete(pod, ifname)
+
+    try:
+        return run_in_namespace(netns, remove)
+    except ProgrammingFailed as err:
+        if err.operation in ("open namespace", "enter namespace"):
+            # The runtime may unmount the namespace at any moment; then the wire is gone as well.
+            return False
+        raise CniError(Code.NETWORKING_FAILED, "failed to delete the interface", str(err)) from err
+
+
+def delete_on_host(host_name: str) -> bool:
+    """Remove the pair from the host's side. False when it is gone already."""
+    try:
+        with NetlinkSocket() as host:
+            return _delete(host, host_name)
+    except ProgrammingFailed as err:
+        raise CniError(Code.NETWORKING_FAILED, "failed to delete the interface", str(err)) from err
+
+
+def _delete(sock: NetlinkSocket, name: str) -> bool:
+    try:
+        sock.execute(delete_link(name))
+    except ProgrammingFailed as err:
+        if err.errno in _IFINDEX_GONE:
+            return False
+        raise
+    return True
+
+
+def check(wire: PodWire) -> Sequence[str]:
+    """What of the wire is not as `create` left it; empty when all is right."""
+    with NetlinkSocket() as host:
+        try:
+            link = host.query_one(get_link(wire.host_name))
+        except ProgrammingFailed:
+            return [f"host interface {wire.host_name} does not exist"]
+        problems = [] if link.is_up else [f"host interface {wire.host_name} is down"]
+    try:
+        return [*problems, *run_in_namespace(wire.netns, lambda: _check_pod(wire))]
+    except ProgrammingFailed as err:
+        return [*problems, f"netns {wire.netns}: {err}"]
+
+
+def _check_pod(wire: PodWire) -> list[str]:
+    with NetlinkSocket() as pod:
+        try:
+            link: Link = pod.query_one(get_link(wire.pod_name))
+        except ProgrammingFailed:
+            return [f"interface {wire.pod_name} does not exist in the pod"]
+        problems = [] if link.is_up else [f"interface {wire.pod_name} is down"]
+        found = {entry.address for entry in pod.query(list_addresses(ifindex=link.ifindex))}
+        problems += [
+            f"address {address} is missing on {wire.pod_name}"
+            for address in wire.addresses
+            if address not in found
+        ]
+        present = {r.dst for family in (AF_INET, AF_INET6) for r in pod.query(list_routes(family))}
+        problems += [
+            f"route {route.dst} is missing in the pod"
+            for route in _pod_routes(wire, link.ifindex)
+            if route.dst not in present
+        ]
+        return problems
+
+
+def is_own_namespace(netns: str) -> bool:
+    """Whether CNI_NETNS is the namespace this process (the host side) lives in."""
+    try:
+        there = os.stat(netns)
+        here = os.stat("/proc/self/ns/net")
+    except OSError:
+        return False
+    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+
+
+def _sysctl(name: str, value: str) -> None:
+    """Write below /proc/sys/net of the calling thread's namespace, unless it says so already."""
+    path = PROC_SYS_NET / name
+    try:
+        if path.read_text().strip() != value:
+            path.write_text(value)
+    except OSError as err:
+        raise ProgrammingFailed("set sysctl", name, err.errno or 0, value) from err
