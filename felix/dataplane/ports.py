@@ -1,0 +1,68 @@
+"""What the dataplane needs from the kernel, as Protocols. (nftables: see nft_port.)
+
+Layer: felix.dataplane (the contract). Implemented by felix.kernel; the fakes that refuse what the
+kernel refuses are in libcalico.testing.kernel.
+
+  P1  a port never decides: it writes what it is told and says what was refused;
+  P2  refusals are per item (ProgrammingFailed by index), so that one never stops the others; an
+      exception means that the outcome of the whole call is unknown and the driver reads back;
+  P3  deleting what is not there is no failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from libcalico.errors import ProgrammingFailed
+from libcalico.netlink import Address, Link, Route
+
+
+@dataclass(frozen=True, slots=True)
+class RouteWrite:
+    """Replace, or delete, exactly this route."""
+
+    route: Route
+    is_delete: bool = False
+
+
+class RoutePort(Protocol):
+    async def list_routes(self, family: int, skip_protocols: frozenset[int]) -> list[Route]:
+        """The main table, without the routes of the given protocols."""
+        ...
+
+    async def write_routes(self, writes: Sequence[RouteWrite]) -> Mapping[int, ProgrammingFailed]:
+        """In order. Returns the refused ones by index (P2, P3)."""
+        ...
+
+
+class LinkPort(Protocol):
+    async def list_links(self) -> list[Link]: ...
+
+    async def list_addresses(self) -> list[Address]: ...
+
+    async def find_link(self, name: str) -> Link | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sysctl:
+    """One kernel setting: `path` below /proc/sys, e.g. "net/ipv4/conf/cali1/proxy_arp"."""
+
+    path: str
+    value: str
+
+
+class SysctlPort(Protocol):
+    async def write_sysctls(self, wanted: Sequence[Sysctl]) -> Mapping[int, ProgrammingFailed]:
+        """Write those that differ. ENOENT when the path does not exist (no such interface, or a
+        kernel without IPv6). Refused ones by index."""
+        ...
+
+
+class ConntrackPort(Protocol):
+    async def forget_address(self, address: str) -> int:
+        """Delete every connection from or to `address`, original or translated; returns how many.
+
+        Errors: ProgrammingFailed; DumpInterrupted."""
+        ...
