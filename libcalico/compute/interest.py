@@ -21,11 +21,11 @@ Source: design.md 4.1; Calico felix/labelindex/labelrestrictionindex (reachable 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Set
 from typing import Generic, TypeVar
 
 from libcalico.compute.ordinals import Ordinals
-from libcalico.selector import Clause, Selector, Term
+from libcalico.selector import Atoms, Clause, Selector, Term
 
 Labels = Mapping[str, str]
 S = TypeVar("S", bound=Hashable)
@@ -51,7 +51,7 @@ class Interest(Generic[S]):
     """See the module."""
 
     def __init__(self) -> None:
-        self._by_equal: dict[tuple[str, str], set[Entry[S]]] = {}
+        self._by_equal: dict[str, dict[str, set[Entry[S]]]] = {}
         self._by_present: dict[str, set[Entry[S]]] = {}
         self._by_substring: dict[str, set[Entry[S]]] = {}
         self._by_term: dict[Term, set[Entry[S]]] = {}
@@ -60,12 +60,15 @@ class Interest(Generic[S]):
         # How many entries name a label at all.
         self.named: dict[str, int] = {}
 
-    def add(self, entry: Entry[S]) -> None:
+    def add(self, entry: Entry[S]) -> Atoms:
+        """Take in an entry; the comparisons it makes."""
         atoms = entry.selector.atoms()
         for label in atoms.labels():
             self.named[label] = self.named.get(label, 0) + 1
-        for pair in atoms.equal:
-            _put(self._by_equal, pair, entry)
+        for label, values in atoms.equal.items():
+            by_value = self._by_equal.setdefault(label, {})
+            for value in values:
+                _put(by_value, value, entry)
         for label in atoms.present:
             _put(self._by_present, label, entry)
         for label in atoms.substring:
@@ -77,12 +80,17 @@ class Interest(Generic[S]):
             _put(self._by_term, term, entry)
         if entry.selector.evaluate({}):
             self._true_of_nothing.add(entry)
+        return atoms
 
     def remove(self, entry: Entry[S]) -> list[str]:
         """Forget an entry; the labels that nothing names any more."""
         atoms = entry.selector.atoms()
-        for pair in atoms.equal:
-            _drop(self._by_equal, pair, entry)
+        for label, values in atoms.equal.items():
+            by_value = self._by_equal[label]
+            for value in values:
+                _drop(by_value, value, entry)
+            if not by_value:
+                del self._by_equal[label]
         for label in atoms.present:
             _drop(self._by_present, label, entry)
         for label in atoms.substring:
@@ -116,11 +124,14 @@ class Interest(Generic[S]):
         """Every entry that could match an item with these labels."""
         return set().union(*self._reachable(labels, {}))
 
-    def flipped_by_values(self, label: str, values: Iterable[str]) -> Iterator[set[Entry[S]]]:
+    def flipped_by_values(self, label: str, values: Set[str]) -> Iterator[set[Entry[S]]]:
         """The entries that compare `label` with one of `values`, or look inside its value."""
-        for value in values:
-            yield self._by_equal.get((label, value), set())
-        yield self._by_substring.get(label, set())
+        by_value = self._by_equal.get(label)
+        if by_value:
+            for value in by_value.keys() & values:
+                yield by_value[value]
+        if label in self._by_substring:
+            yield self._by_substring[label]
 
     def flipped_by_presence(self, label: str) -> set[Entry[S]]:
         return self._by_present.get(label, set())
@@ -132,11 +143,14 @@ class Interest(Generic[S]):
     def _least_loaded(self, clauses: tuple[Clause, ...]) -> Clause | None:
         """The clause whose terms lead to the fewest selectors so far; values before has()."""
 
+        if len(clauses) < 2:
+            return clauses[0] if clauses else None
+
         def load(clause: Clause) -> tuple[int, int, int]:
             reached = sum(len(self._by_term.get(term, ())) for term in clause)
             return reached, sum(term.value is None for term in clause), len(clause)
 
-        return min(clauses, key=load, default=None)
+        return min(clauses, key=load)
 
     def _reachable(self, old: Labels, new: Labels) -> Iterator[set[Entry[S]]]:
         yield self._unrestricted
@@ -153,7 +167,9 @@ class Interest(Generic[S]):
             before, after = old.get(label), new.get(label)
             if before == after:
                 continue
-            yield from self.flipped_by_values(label, (v for v in (before, after) if v is not None))
+            yield from self.flipped_by_values(
+                label, {value for value in (before, after) if value is not None}
+            )
             if before is None or after is None:
                 yield self.flipped_by_presence(label)
 

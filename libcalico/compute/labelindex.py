@@ -105,7 +105,7 @@ class LabelIndex(Generic[I, S]):
         self._interest: Interest[S] = Interest()
         self._items: ItemTable[I] = ItemTable(self._interest.named)
         self._postings = Postings()
-        self._entries: dict[Selector, Entry[S]] = {}
+        self._entries: dict[str, Entry[S]] = {}  # by canonical text
         self._entry_of: dict[S, Entry[S]] = {}
         self._pending: Batch[I] = Batch({}, {})
         self._pending_selectors: dict[S, Selector | None] = {}
@@ -182,13 +182,12 @@ class LabelIndex(Generic[I, S]):
         fresh: set[Entry[S]] = set()
         unkept: dict[str, bool] = {}
         for selector in selectors.values():
-            if selector is None or selector in self._entries:
+            if selector is None or selector.canonical in self._entries:
                 continue
             entry: Entry[S] = Entry(selector)
-            self._entries[selector] = entry
+            self._entries[selector.canonical] = entry
             fresh.add(entry)
-            self._interest.add(entry)
-            atoms = selector.atoms()
+            atoms = self._interest.add(entry)
             valued = atoms.valued_labels()
             for label in atoms.labels():
                 if not self._postings.keeps(label, with_values=label in valued):
@@ -213,13 +212,13 @@ class LabelIndex(Generic[I, S]):
                 del old.subscribers[selector_id]
                 left.add(old)
             if selector is not None:
-                entry = self._entries[selector]
+                entry = self._entries[selector.canonical]
                 entry.subscribers[selector_id] = None
                 self._entry_of[selector_id] = entry
         unnamed: list[str] = []
         for entry in left:
             if not entry.subscribers:
-                del self._entries[entry.selector]
+                del self._entries[entry.selector.canonical]
                 unnamed += self._interest.remove(entry)
         for label in unnamed:
             self._postings.forget(label)
@@ -246,7 +245,7 @@ class LabelIndex(Generic[I, S]):
         touched: set[Entry[S]] = set()
         for way in (moves.entered, moves.left):
             for label, by_value in way.items():
-                touched.update(*self._interest.flipped_by_values(label, by_value))
+                touched.update(*self._interest.flipped_by_values(label, by_value.keys()))
         for label in moves.appeared.keys() | moves.vanished.keys():
             touched |= self._interest.flipped_by_presence(label)
         if moves.was_born or moves.was_lost:
@@ -314,7 +313,7 @@ class LabelIndex(Generic[I, S]):
         deltas = []
         universe = self._items.universe()
         for selector_id, selector in selectors.items():
-            entry = self._entries[selector] if selector is not None else None
+            entry = self._entries[selector.canonical] if selector is not None else None
             old_entry = self._entry_of.get(selector_id)
             if entry is old_entry:
                 continue
@@ -340,8 +339,9 @@ class LabelIndex(Generic[I, S]):
         living = self._items.ordinal_of.values()
         assert self._postings.everyone == ordinal_sets.bits_of(living, self.universe())
         self._postings.check({ordinal: self._items.labels_of(ordinal) for ordinal in living})
-        for selector, entry in self._entries.items():
-            right = {o for o in living if selector.evaluate(self._items.labels_of(o))}
+        for canonical, entry in self._entries.items():
+            assert entry.selector.canonical == canonical
+            right = {o for o in living if entry.selector.evaluate(self._items.labels_of(o))}
             assert set(ordinal_sets.iterate(entry.matches)) == right, "L1"
 
     def dump(self) -> dict[str, object]:

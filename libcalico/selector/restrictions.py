@@ -15,7 +15,7 @@ Source: the idea is Calico's label restrictions (libcalico-go/lib/selector/parse
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from libcalico.selector import ast
@@ -34,22 +34,24 @@ _NEVER: tuple[Clause, ...] = (frozenset(),)
 _ANYTHING: tuple[Clause, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Atoms:
-    """`equal`: (label, value) pairs compared with; `present`: labels asked for by has();
+class Atoms(NamedTuple):
+    """`equal`: label -> values compared with; `present`: labels asked for by has();
     `substring`: labels whose whole value matters."""
 
-    equal: frozenset[tuple[str, str]]
+    equal: Mapping[str, frozenset[str]]
     present: frozenset[str]
     substring: frozenset[str]
 
     def labels(self) -> frozenset[str]:
         """Every label that matters."""
-        return self.valued_labels() | self.present
+        return self.present.union(self.equal, self.substring)
 
     def valued_labels(self) -> frozenset[str]:
         """The labels whose values matter, not just their presence."""
-        return frozenset(label for label, _ in self.equal) | self.substring
+        return self.substring.union(self.equal)
+
+
+_NO_LABELS: frozenset[str] = frozenset()
 
 
 def clauses(node: ast.Node) -> tuple[Clause, ...]:
@@ -57,16 +59,17 @@ def clauses(node: ast.Node) -> tuple[Clause, ...]:
 
 
 def atoms(node: ast.Node) -> Atoms:
-    equal: set[tuple[str, str]] = set()
+    equal: dict[str, frozenset[str]] = {}
     present: set[str] = set()
     substring: set[str] = set()
     todo: list[ast.Node] = [node]
     while todo:
         match todo.pop():
             case ast.Equal(label, value) | ast.NotEqual(label, value):
-                equal.add((label, value))
+                equal[label] = equal.get(label, _NO_LABELS) | {value}
             case ast.In(label, values) | ast.NotIn(label, values):
-                equal.update((label, value) for value in values)
+                if values:
+                    equal[label] = equal.get(label, _NO_LABELS) | values
             case ast.Has(label):
                 present.add(label)
             case ast.Contains(label) | ast.StartsWith(label) | ast.EndsWith(label):
@@ -75,7 +78,7 @@ def atoms(node: ast.Node) -> Atoms:
                 todo.append(operand)
             case ast.And(operands) | ast.Or(operands):
                 todo.extend(operands)
-    return Atoms(frozenset(equal), frozenset(present), frozenset(substring))
+    return Atoms(equal, frozenset(present), frozenset(substring))
 
 
 def _required(node: ast.Node, wanted: bool) -> tuple[Clause, ...]:
