@@ -15,8 +15,10 @@ Source: datamodel §1.4, §6.4; Calico api/pkg/lib/numorstring; Go time.ParseDur
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Annotated
 
 from msgspec import Meta
@@ -89,12 +91,18 @@ class PortRange:
         return str(self.first) if self.first == self.last else f"{self.first}:{self.last}"
 
 
+def _number(digits: str) -> int:
+    """Decimal digits as a number; absurdly many become one that no range holds."""
+    significant = digits.lstrip("0")
+    return int(significant or "0") if len(significant) < 20 else 10**20
+
+
 def parse_port(value: int | str) -> PortRange | str:
     """A port as stored -> its range, or its name when it is a named port."""
     if isinstance(value, int):
         return _checked_range(value, value, value)
     if _ALL_DIGITS.fullmatch(value):
-        return _checked_range(int(value), int(value), value)
+        return _checked_range(_number(value), _number(value), value)
     match = _PORT_RANGE.fullmatch(value)
     if match:
         return _parse_port_range(value, match[1], match[2])
@@ -106,18 +114,19 @@ def parse_port(value: int | str) -> PortRange | str:
 
 
 def _parse_port_range(text: str, low: str, high: str) -> PortRange:
-    if int(low) > 65535:
+    first, last = _number(low), _number(high)
+    if first > 65535:
         raise ValidationError.of("Port", text, f"invalid minimum port number in range ({text})")
-    if int(high) > 65535:
+    if last > 65535:
         raise ValidationError.of("Port", text, f"invalid maximum port number in range ({text})")
-    if int(low) > int(high):
+    if first > last:
         raise ValidationError.of(
             "Port",
             text,
             f"minimum port number ({low}) is greater than maximum port number ({high})"
             " in port range",
         )
-    return PortRange(int(low), int(high))
+    return PortRange(first, last)
 
 
 def _checked_range(first: int, last: int, shown: object) -> PortRange:
@@ -137,7 +146,7 @@ def normal_port(value: int | str) -> int | str:
 def parse_protocol(value: int | str) -> int | str:
     """The form Calico stores: numeric strings become numbers, names stay as written."""
     if isinstance(value, str) and _ALL_DIGITS.fullmatch(value):
-        value = int(value)
+        value = _number(value)
     if isinstance(value, int) and not 0 <= value <= 255:
         raise ValidationError.of("Protocol", value, "protocol number invalid")
     return value
@@ -164,11 +173,11 @@ def parse_as_number(value: int | str) -> int:
         if not valid:
             raise ValidationError.of("ASNumber", value, "invalid AS Number format")
         if len(parts) == 2:
-            high, low = int(parts[0]), int(parts[1])
+            high, low = _number(parts[0]), _number(parts[1])
             valid = high <= 0xFFFF and low <= 0xFFFF
             number = (high << 16) + low
         else:
-            number = int(value)
+            number = _number(value)
     if not valid or not 0 <= number <= 2**32 - 1:
         raise ValidationError.of("ASNumber", value, "invalid AS Number format")
     return number
@@ -182,7 +191,7 @@ def parse_dscp(value: int | str) -> int:
             if code is None:
                 raise ValidationError.of("DSCP", value, "invalid DSCP value")
             return code
-        value = int(value)
+        value = _number(value)
     if not 0 <= value <= 63:
         raise ValidationError.of("DSCP", value, "invalid DSCP value")
     return value
@@ -198,7 +207,8 @@ _NS_BY_UNIT = {
     "m": 60_000_000_000,
     "h": 3_600_000_000_000,
 }
-_DURATION_PART = re.compile(r"([0-9]*)(?:\.([0-9]*))?(ns|us|µs|μs|ms|s|m|h)")
+_DURATION_NUMBER = re.compile(r"([0-9]*)(?:\.([0-9]*))?")
+_DURATION_UNIT = re.compile(r"[^.0-9]+")
 _MAX_DURATION_NS = 2**63 - 1
 
 
@@ -208,19 +218,30 @@ def parse_duration_ns(text: str) -> int:
     rest = text[1:] if text[:1] in ("-", "+") else text
     if rest == "0":
         return 0
+    if not rest:
+        raise _bad_duration(text, "invalid duration")
     position, total = 0, 0
     while position < len(rest):
-        match = _DURATION_PART.match(rest, position)
-        if match is None or not (match[1] or match[2]):
-            raise ValidationError.of("Duration", text, f'time: invalid duration "{text}"')
-        unit = _NS_BY_UNIT[match[3]]
-        total += int(match[1] or 0) * unit
-        if match[2]:
-            total += int(match[2]) * unit // 10 ** len(match[2])
-        position = match.end()
-    if not rest or total > _MAX_DURATION_NS:
-        raise ValidationError.of("Duration", text, f'time: invalid duration "{text}"')
+        number = _DURATION_NUMBER.match(rest, position)
+        if number is None or not (number[1] or number[2]):
+            raise _bad_duration(text, "invalid duration")
+        unit = _DURATION_UNIT.match(rest, number.end())
+        if unit is None:
+            raise _bad_duration(text, "missing unit in duration")
+        if unit[0] not in _NS_BY_UNIT:
+            raise _bad_duration(text, f'unknown unit "{unit[0]}" in duration')
+        size = _NS_BY_UNIT[unit[0]]
+        # Digits beyond these cannot count: the total is refused, or they are below a nanosecond.
+        whole, fraction = number[1][-40:], (number[2] or "")[:20]
+        total += int(whole or 0) * size + int(fraction or 0) * size // 10 ** len(fraction)
+        if total > _MAX_DURATION_NS:
+            raise _bad_duration(text, "invalid duration")
+        position = unit.end()
     return sign * total
+
+
+def _bad_duration(text: str, reason: str) -> ValidationError:
+    return ValidationError.of("Duration", text, f'time: {reason} "{text}"')
 
 
 def format_duration_ns(nanoseconds: int) -> str:
@@ -257,3 +278,26 @@ def normal_duration(text: str) -> str:
 def seconds(text: str) -> float:
     """A stored duration in seconds."""
     return parse_duration_ns(text) / 1_000_000_000
+
+
+def go_float_text(value: float) -> str:
+    """A float as Go's %v prints it: shortest digits, an exponent from 1e+06 on and below 1e-04."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    negative, digit_tuple, exponent = Decimal(repr(value)).as_tuple()
+    assert isinstance(exponent, int)
+    all_digits = "".join(map(str, digit_tuple))
+    point = len(all_digits) + exponent  # digits before the decimal point
+    digits = all_digits.lstrip("0").rstrip("0") or "0"
+    point = 1 if digits == "0" else point - (len(all_digits) - len(all_digits.lstrip("0")))
+    sign = "-" if negative else ""
+    power = point - 1
+    if power < -4 or power >= 6:
+        fraction = "." + digits[1:] if len(digits) > 1 else ""
+        return f"{sign}{digits[0]}{fraction}e{'-' if power < 0 else '+'}{abs(power):02d}"
+    if point <= 0:
+        return f"{sign}0.{'0' * -point}{digits}"
+    whole = digits[:point].ljust(point, "0")
+    return sign + whole + ("." + digits[point:] if len(digits) > point else "")

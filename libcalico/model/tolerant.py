@@ -22,6 +22,9 @@ from libcalico.errors import ValidationError
 from libcalico.model.scalars import normal_port, parse_as_number, parse_protocol
 from libcalico.model.schema import Listing, Mapping, Record, Scalar, Shape
 
+# Far beyond any real object, and far below the interpreter's own limit.
+MAX_DEPTH = 200
+
 
 @dataclass(frozen=True, slots=True)
 class UnknownItem:
@@ -58,15 +61,33 @@ NOTHING_UNKNOWN = Unknown()
 def parse_json(raw: bytes) -> Any:
     """Strict JSON text -> values. Of members spelled the same, the last one stands last.
 
-    Errors: ValueError (also for nesting deeper than the interpreter's stack).
+    Errors: ValueError, also for nesting deeper than MAX_DEPTH.
     """
     try:
         msgspec.json.decode(raw)  # refuses what `json` lets pass: NaN, broken surrogates, bad UTF-8
-        return json.loads(raw, object_pairs_hook=_last_wins)
+        value = json.loads(raw, object_pairs_hook=_last_wins)
     except (msgspec.DecodeError, UnicodeDecodeError) as err:
         raise ValueError(str(err)) from err
     except RecursionError as err:
         raise ValueError("nested too deeply") from err
+    if is_deeper_than(value, MAX_DEPTH):
+        raise ValueError("nested too deeply")
+    return value
+
+
+def is_deeper_than(value: Any, limit: int) -> bool:
+    """Whether lists and objects are nested deeper than `limit`; looks without recursion."""
+    level = [value]
+    for _ in range(limit + 1):
+        level = [
+            child
+            for item in level
+            if isinstance(item, list | dict)
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _last_wins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
