@@ -53,7 +53,7 @@ class NetConf:
 
 def parse(request: Request) -> NetConf:
     """Errors: CniError code 7 (or 6) naming the member."""
-    top = _Members(request.config, "")
+    top = Members(request.config, "")
     runtime = top.member("runtimeConfig")
     cni_args = top.member("args").member("cni")
     settings = top.member("container_settings")
@@ -74,7 +74,7 @@ def parse(request: Request) -> NetConf:
     )
 
 
-def _ipam(members: _Members) -> IpamConfig:
+def _ipam(members: Members) -> IpamConfig:
     return IpamConfig(
         type=members.text("type"),
         assign_ipv4=members.boolean("assign_ipv4", True),
@@ -84,22 +84,22 @@ def _ipam(members: _Members) -> IpamConfig:
     )
 
 
-def _labels(cni_args: _Members) -> dict[str, str]:
+def _labels(cni_args: Members) -> dict[str, str]:
     found = {}
     for entry in cni_args.sequence("labels"):
-        pair = _Members(entry, "args.cni.labels.")
+        pair = Members(entry, "args.cni.labels.")
         found[pair.text("key")] = pair.text("value")
     return found
 
 
-def _addresses(request: Request, runtime: _Members, cni_args: _Members) -> tuple[str, ...]:
+def _addresses(request: Request, runtime: Members, cni_args: Members) -> tuple[str, ...]:
     single = request.args.get("IP", "")
     wanted = [single] if single else []
     wanted += [*runtime.strings("ips"), *cni_args.strings("ips")]
     return tuple(address.partition("/")[0] for address in wanted)
 
 
-def _dns(members: _Members) -> dict[str, object]:
+def _dns(members: Members) -> dict[str, object]:
     out: dict[str, object] = {}
     for source, target in (("servers", "nameservers"), ("searches", "search"), ("options",) * 2):
         values = members.strings(source)
@@ -108,11 +108,11 @@ def _dns(members: _Members) -> dict[str, object]:
     return out
 
 
-def _strings(members: _Members) -> dict[str, str]:
+def _strings(members: Members) -> dict[str, str]:
     return {name: value for name, value in members.items() if isinstance(value, str)}
 
 
-class _Members:
+class Members:
     """One JSON object; every getter names the member's path when the type is wrong."""
 
     def __init__(self, raw: object, path: str) -> None:
@@ -130,8 +130,8 @@ class _Members:
     def any(self, name: str) -> Any:
         return self._by_name.get(name.lower())
 
-    def member(self, name: str) -> _Members:
-        return _Members(self.any(name), f"{self._path}{name}.")
+    def member(self, name: str) -> Members:
+        return Members(self.any(name), f"{self._path}{name}.")
 
     def text(self, name: str) -> str:
         value = self.any(name)

@@ -1,0 +1,198 @@
+"""ADD: addresses, wire, policy, record; and all of it undone when any step fails.
+
+Layer: edge. Used by cni.agent. The steps and their order are cni.ports'. Each step that leaves
+something behind pushes what undoes it on a stack; success clears the stack.
+
+  A1  the answer is given only when route and policy are in the kernel and the endpoint is stored;
+  A2  a failed, refused or aborted ADD leaves no address, interface, endpoint or policy behind;
+  A3  a repeated ADD of the same container and interface answers what the first one did;
+  A4  a new container of the same pod takes the endpoint over; its predecessor's late DEL finds the
+      container id changed and leaves it alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from cni import netconf, results, veth
+from cni.addresses import AddressManager
+from cni.endpoints import EndpointStore, Stored, build
+from cni.identity import Workload, identify
+from cni.netconf import NetConf
+from cni.ports import EndpointProgrammer, HostSettings
+from cni.results import Interface, IPConfig, Result
+from cni.skel import CniError, Code, Request
+from cni.veth import HOST_MAC, PodWire, host_cidr
+from libcalico.errors import AlreadyExists, Conflict, NotFound, SuiteError
+from libcalico.runtime import log
+
+LOG = log.get(__name__)
+Undo = Callable[[], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class AddOperation:
+    """What ADD works with; one per agent, no state of its own."""
+
+    programmer: EndpointProgrammer
+    store: EndpointStore
+    addresses: AddressManager
+
+    async def run(self, request: Request) -> Result:
+        """Errors: CniError, or a SuiteError the agent translates."""
+        conf = netconf.parse(request)
+        settings = self.programmer.settings()
+        workload = identify(
+            request, conf, node=settings.node_name, prefix=settings.interface_prefix
+        )
+        if veth.is_own_namespace(request.netns):
+            raise CniError(
+                Code.INVALID_NETNS, "plugin's netns and netns from CNI_NETNS are the same"
+            )
+        if not self.programmer.is_ready():
+            raise CniError(Code.TRY_AGAIN_LATER, "felix is not in sync with the datastore yet")
+        ready, known, _ = await asyncio.gather(
+            self.store.is_datastore_ready(),
+            self.store.find(workload),
+            self.store.ensure_profile(workload, conf),
+        )
+        if not ready:
+            raise CniError(
+                Code.TRY_AGAIN_LATER, "the datastore is locked: ClusterInformation is not ready"
+            )
+        workload = _with_free_interface(workload, known)
+        existing = next((stored for stored in known if stored.key == workload.key), None)
+        if existing is not None and existing.container_id == workload.container_id:
+            before = await self._repeated(request, conf, existing)
+            if before is not None:
+                return before
+        result = await self._connect(request, conf, workload, existing=existing, settings=settings)
+        return _merged(conf, result)
+
+    async def _repeated(self, request: Request, conf: NetConf, existing: Stored) -> Result | None:
+        """A3. None when the wire is not there any more: the container got a new namespace."""
+        spec = existing.endpoint.spec
+        addresses = tuple(network.partition("/")[0] for network in spec.ip_networks)
+        wire = PodWire(
+            host_name=spec.interface_name or "",
+            pod_name=request.ifname,
+            netns=request.netns,
+            addresses=addresses,
+            routes=() if conf.default_routes else None,
+        )
+        if await asyncio.to_thread(veth.check, wire):
+            await self.addresses.release(request, conf, existing_handle(request))
+            return None
+        await self.programmer.program(existing.key, existing.endpoint)
+        await self.programmer.confirm(existing.key, existing.revision)
+        return _merged(conf, _result(wire, mac=spec.mac or "", mtu_bytes=conf.mtu_bytes))
+
+    async def _connect(
+        self,
+        request: Request,
+        conf: NetConf,
+        workload: Workload,
+        *,
+        existing: Stored | None,
+        settings: HostSettings,
+    ) -> Result:
+        undo: list[Undo] = []
+        try:
+            # Pushed before the attempt: an assignment whose answer was lost must be undone as well.
+            undo.append(lambda: self.addresses.release(request, conf, workload.handle_id))
+            assigned = await self.addresses.assign(request, conf, workload)
+            wire = PodWire(
+                host_name=workload.interface,
+                pod_name=workload.ifname,
+                netns=request.netns,
+                addresses=assigned,
+                mtu_bytes=conf.mtu_bytes or settings.mtu_bytes,
+                mac=conf.mac,
+                routes=() if conf.default_routes else None,
+                allow_ip_forwarding=conf.allow_ip_forwarding,
+            )
+            undo.append(lambda: asyncio.to_thread(veth.delete_in_pod, wire.netns, wire.pod_name))
+            made = await _in_thread(lambda: veth.create(wire))
+            endpoint = build(workload, conf, addresses=assigned, mac=made.mac)
+            undo.append(lambda: self.programmer.retract(workload.key))
+            await self.programmer.program(workload.key, endpoint)
+            revision = await self.store.save(endpoint, existing)
+            await self.programmer.confirm(workload.key, revision)
+        except (AlreadyExists, Conflict, NotFound) as err:
+            await _undo_all(undo, workload)
+            raise CniError(
+                Code.TRY_AGAIN_LATER, "another request for the same pod came first", str(err)
+            ) from err
+        except BaseException:
+            await asyncio.shield(asyncio.ensure_future(_undo_all(undo, workload)))
+            raise
+        LOG.info(
+            "pod connected",
+            endpoint=workload.key.name,
+            ifname=workload.interface,
+            addresses=" ".join(assigned),
+        )
+        return _result(wire, mac=made.mac, mtu_bytes=made.mtu_bytes)
+
+
+def existing_handle(request: Request) -> str:
+    return f"{request.network}.{request.container_id}"
+
+
+async def _in_thread(work: Callable[[], veth.MadeWire]) -> veth.MadeWire:
+    """Run in a thread and wait for its end even when cancelled: what it makes must be undone, and
+    a thread cannot be stopped half way."""
+    running = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        with contextlib.suppress(SuiteError):
+            await running
+        raise
+
+
+async def _undo_all(undo: list[Undo], workload: Workload) -> None:
+    """Last first; one step that fails does not keep the others from being undone."""
+    for step in reversed(undo):
+        try:
+            await step()
+        except SuiteError as err:
+            LOG.warning("could not undo a failed ADD", endpoint=workload.key.name, error=err)
+
+
+def _with_free_interface(workload: Workload, known: list[Stored]) -> Workload:
+    """A second interface of the same workload needs another host name than the first: there the
+    rule of datamodel 1.7 gives one name to both."""
+    taken = {s.endpoint.spec.interface_name for s in known if s.key != workload.key}
+    if workload.interface not in taken:
+        return workload
+    seed = f"{workload.key.namespace}.{workload.key.name}"
+    digest = hashlib.sha1(seed.encode(), usedforsecurity=False).hexdigest()
+    prefix = workload.interface[:-11]
+    return replace(workload, interface=prefix + digest[:11])
+
+
+def _result(wire: PodWire, *, mac: str, mtu_bytes: int) -> Result:
+    host = Interface(wire.host_name, HOST_MAC, mtu_bytes=mtu_bytes)
+    pod = Interface(wire.pod_name, mac, wire.netns, mtu_bytes)
+    ips = tuple(IPConfig(host_cidr(address), interface=1) for address in wire.addresses)
+    return Result((host, pod), ips)
+
+
+def _merged(conf: NetConf, result: Result) -> Result:
+    """Chained behind another plugin: what it made stays in the result, before ours."""
+    if conf.prev_result is None:
+        return replace(result, dns=conf.dns)
+    before = results.parse(conf.prev_result)
+    shift = len(before.interfaces)
+    moved = tuple(replace(ip, interface=(ip.interface or 0) + shift) for ip in result.ips)
+    return Result(
+        before.interfaces + result.interfaces,
+        before.ips + moved,
+        before.routes + result.routes,
+        conf.dns or before.dns,
+    )

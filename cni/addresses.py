@@ -1,0 +1,127 @@
+"""Where a pod's addresses come from: our IPAM in process, or another IPAM plugin by execution.
+
+Layer: edge. Used by cni.add and cni.delete. `calico-ipam` named as the ipam type is answered in
+process (no executable is run); any other type is delegated to (cni.delegate).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Protocol
+
+from cni import delegate
+from cni.identity import Workload
+from cni.netconf import CALICO_IPAM, NetConf
+from cni.skel import CniError, Code, Request
+from ipam import pools
+from ipam.client import IpamClient
+from ipam.requests import WORKLOAD, AssignIP, AutoAssign
+from libcalico.errors import NotFound
+
+
+class AddressManager(Protocol):
+    async def assign(self, request: Request, conf: NetConf, workload: Workload) -> tuple[str, ...]:
+        """Plain addresses, IPv4 first. Errors: Exhausted, CniError, Transient."""
+        ...
+
+    async def release(self, request: Request, conf: NetConf, handle_id: str) -> None:
+        """Give back all addresses of the attachment; none held is success."""
+        ...
+
+    async def held(self, handle_id: str) -> tuple[str, ...]:
+        """The addresses a handle holds in our IPAM."""
+        ...
+
+    async def handles(self, network: str, node: str) -> tuple[str, ...]:
+        """Handles of a network that hold an address on a node. Reads all handles: for GC only."""
+        ...
+
+
+class Addresses:
+    """The AddressManager of the agent. `now` gives UTC, for the timestamp attribute."""
+
+    def __init__(self, ipam: IpamClient, now: Callable[[], datetime] | None = None) -> None:
+        self._ipam = ipam
+        self._now = now or (lambda: datetime.now(UTC))
+
+    async def assign(self, request: Request, conf: NetConf, workload: Workload) -> tuple[str, ...]:
+        if conf.ipam.type != CALICO_IPAM:
+            return await self._delegated(request, conf)
+        if conf.addresses:
+            return await self._requested(conf, workload)
+        known = (await self._ipam.source.facts()).pools
+        assigned = await self._ipam.auto_assign(
+            AutoAssign(
+                host=workload.ids.node,
+                use=WORKLOAD,
+                handle_id=workload.handle_id,
+                attributes=self._attributes(workload),
+                num_v4=int(conf.ipam.assign_ipv4),
+                num_v6=int(conf.ipam.assign_ipv6),
+                pools_v4=pools.resolve(conf.ipam.ipv4_pools, known, 4),
+                pools_v6=pools.resolve(conf.ipam.ipv6_pools, known, 6),
+            )
+        )
+        error = assigned.partial_error()
+        if error is not None:
+            raise CniError(Code.NETWORKING_FAILED, f"failed to request addresses: {error}")
+        return tuple(str(interface.ip) for interface in assigned.addresses)
+
+    async def _requested(self, conf: NetConf, workload: Workload) -> tuple[str, ...]:
+        found = sorted((ipaddress.ip_address(a) for a in conf.addresses), key=lambda a: a.version)
+        if len({address.version for address in found}) < len(found):
+            raise CniError(Code.INVALID_CONFIG, "at most one address per family can be requested")
+        for address in found:
+            await self._ipam.assign_ip(
+                AssignIP(
+                    address=address,
+                    host=workload.ids.node,
+                    use=WORKLOAD,
+                    handle_id=workload.handle_id,
+                    attributes=self._attributes(workload),
+                )
+            )
+        return tuple(map(str, found))
+
+    async def _delegated(self, request: Request, conf: NetConf) -> tuple[str, ...]:
+        if not conf.ipam.type:
+            raise CniError(Code.INVALID_CONFIG, "ipam.type: required")
+        result = await delegate.run(request, conf.ipam.type, "ADD")
+        found = [ipaddress.ip_interface(ip.address).ip for ip in result.ips]
+        return tuple(str(address) for address in sorted(found, key=lambda a: a.version))
+
+    async def release(self, request: Request, conf: NetConf, handle_id: str) -> None:
+        if conf.ipam.type and conf.ipam.type != CALICO_IPAM:
+            await delegate.run(request, conf.ipam.type, "DEL")
+            return
+        try:
+            await self._ipam.release_by_handle(handle_id)
+        except NotFound:
+            # Never assigned, or released by an earlier DEL.
+            return
+
+    async def held(self, handle_id: str) -> tuple[str, ...]:
+        try:
+            return tuple(map(str, await self._ipam.ips_by_handle(handle_id)))
+        except NotFound:
+            return ()
+
+    async def handles(self, network: str, node: str) -> tuple[str, ...]:
+        found = {
+            attribute.handle_id or ""
+            for block in await self._ipam.blocks()
+            for attribute in block.attributes or ()
+            if (attribute.secondary or {}).get("node") == node
+        }
+        return tuple(sorted(h for h in found if h.startswith(f"{network}.")))
+
+    def _attributes(self, workload: Workload) -> dict[str, str]:
+        """As Calico's plugin writes them; the timestamp is Go's time.Time.String() in UTC."""
+        now = self._now()
+        stamp = f"{now:%Y-%m-%d %H:%M:%S}.{now.microsecond:06d} +0000 UTC"
+        attributes = {"node": workload.ids.node, "timestamp": stamp}
+        if workload.is_kubernetes:
+            attributes |= {"namespace": workload.key.namespace, "pod": workload.ids.pod}
+        return attributes

@@ -1,0 +1,270 @@
+"""The CNI agent: serves the executables over a unix socket inside felix.
+
+Layer: edge. Hosted by felix.daemon, which gives it an EndpointProgrammer (cni.ports). One task per
+connection.
+
+  G1  requests for one attachment (container, interface) run one after the other; different ones
+      run at once;
+  G2  a client that closes its socket was killed by its runtime: its request is cancelled, which
+      rolls it back (A2), and a DEL that follows in the same millisecond waits for that;
+  G3  only root, or the user felix runs as, is served (peer credentials; the socket is 0600);
+  G4  whatever happens the client gets an answer in CNI's form: no traceback ever reaches a runtime.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from cni import skel
+from cni.add import AddOperation
+from cni.addresses import AddressManager
+from cni.check import CheckOperation
+from cni.delete import DeleteOperation
+from cni.endpoints import EndpointStore
+from cni.gc import GcOperation
+from cni.ipam_plugin import IpamPlugin
+from cni.ports import EndpointProgrammer
+from cni.results import Result
+from cni.skel import Answer, CniError, Code, Invocation, Request, Verb
+from cni.wire import RequestReader, pack_answer
+from libcalico.errors import (
+    Exhausted,
+    InvalidInput,
+    ProgrammingFailed,
+    SuiteError,
+    Transient,
+    Unauthorized,
+)
+from libcalico.runtime import log
+
+LOG = log.get(__name__)
+_UCRED = struct.Struct("=iII")
+IPAM_PLUGIN = "calico-ipam"
+
+
+class Agent:
+    """`serve()` until cancelled. `addresses` and `store` share felix's datastore connection."""
+
+    def __init__(
+        self, programmer: EndpointProgrammer, store: EndpointStore, addresses: AddressManager
+    ) -> None:
+        self._programmer = programmer
+        self._store = store
+        self._addresses = addresses
+        self._locks = AttachmentLocks()
+        self._connections: set[asyncio.Task[None]] = set()
+        self.answered = 0
+        self.failed = 0
+
+    async def serve(self, path: Path) -> None:
+        """Bind `path` (replacing a socket a killed felix left) and serve until cancelled."""
+        listener = _bind(path)
+        server = await asyncio.start_unix_server(self._accept, sock=listener, backlog=512)
+        LOG.info("CNI agent is listening", path=path)
+        try:
+            async with server:
+                await server.serve_forever()
+        finally:
+            for task in tuple(self._connections):
+                task.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
+            _unlink(path)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            if _is_trusted(writer):
+                await self._converse(reader, writer)
+        except (OSError, SuiteError) as err:
+            LOG.warning("CNI connection ended", error=err)
+        finally:
+            self._connections.discard(task)
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received = RequestReader()
+        invocation = None
+        while invocation is None:
+            data = await reader.read(65536)
+            if not data:
+                return
+            received.receive_data(data)
+            invocation = received.take()
+        work = asyncio.ensure_future(self.answer(invocation))
+        # The client sends nothing more: the next thing to read is the end of its life (G2).
+        hangup = asyncio.ensure_future(reader.read(1))
+        try:
+            await asyncio.wait({work, hangup}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                LOG.warning(
+                    "CNI client went away, rolling back",
+                    command=invocation.environ.get("CNI_COMMAND"),
+                    container=invocation.environ.get("CNI_CONTAINERID"),
+                )
+        finally:
+            hangup.cancel()
+            if not work.done():
+                work.cancel()
+                await asyncio.wait({work})
+        if not work.cancelled():
+            writer.write(pack_answer(work.result()))
+            await writer.drain()
+
+    async def answer(self, invocation: Invocation) -> Answer:
+        """One invocation to its answer. Never raises but CancelledError."""
+        if invocation.environ.get("CNI_COMMAND") == Verb.VERSION.value:
+            return skel.version_answer(invocation.stdin)
+        try:
+            answer = await self._dispatch(skel.parse(invocation))
+        except CniError as err:
+            answer = self._refused(invocation, err)
+        except SuiteError as err:
+            answer = self._refused(invocation, translate(err))
+        except Exception as err:
+            LOG.error("CNI request failed unexpectedly", exc_info=True)
+            unexpected = CniError(Code.INTERNAL, f"{type(err).__name__}: {err}")
+            answer = self._refused(invocation, unexpected)
+        self.answered += 1
+        return answer
+
+    def _refused(self, invocation: Invocation, error: CniError) -> Answer:
+        self.failed += 1
+        LOG.warning(
+            "CNI request refused",
+            command=invocation.environ.get("CNI_COMMAND"),
+            container=invocation.environ.get("CNI_CONTAINERID"),
+            code=error.code,
+            error=error,
+        )
+        return skel.failure(error, skel.error_version(invocation.stdin))
+
+    async def _dispatch(self, request: Request) -> Answer:
+        if request.plugin == IPAM_PLUGIN:
+            run = IpamPlugin(self._addresses, self._programmer).run
+        else:
+            run = self._run_calico
+        if request.verb in (Verb.STATUS, Verb.GC):
+            return await _finished(run, request)
+        async with self._locks.held((request.container_id, request.ifname)):
+            return await _finished(run, request)
+
+    async def _run_calico(self, request: Request) -> Result | None:
+        match request.verb:
+            case Verb.ADD:
+                return await AddOperation(self._programmer, self._store, self._addresses).run(
+                    request
+                )
+            case Verb.DEL:
+                settings = self._programmer.settings()
+                await DeleteOperation(
+                    self._store,
+                    self._addresses,
+                    settings.node_name,
+                    settings.interface_prefix,
+                    self._programmer,
+                ).run(request)
+            case Verb.CHECK:
+                await CheckOperation(self._programmer, self._store).run(request)
+            case Verb.GC:
+                await GcOperation(self._programmer, self._store, self._addresses).run(request)
+            case Verb.STATUS:
+                check_status(self._programmer)
+        return None
+
+    def dump(self) -> dict[str, object]:
+        return {
+            "connections": len(self._connections),
+            "answered": self.answered,
+            "failed": self.failed,
+            "busy_attachments": self._locks.busy(),
+        }
+
+
+def check_status(programmer: EndpointProgrammer) -> None:
+    """STATUS: error 50 while an ADD would be told to try again."""
+    if not programmer.is_ready():
+        raise CniError(Code.PLUGIN_NOT_AVAILABLE, "felix is not in sync with the datastore yet")
+
+
+async def _finished(run: Callable[[Request], Awaitable[Result | None]], request: Request) -> Answer:
+    result = await run(request)
+    return skel.success(None if result is None else result.to_json(request.version))
+
+
+def translate(error: SuiteError) -> CniError:
+    """The suite's error classes in CNI's codes."""
+    if isinstance(error, Transient | Unauthorized):
+        return CniError(
+            Code.TRY_AGAIN_LATER, "the datastore or the kernel did not answer", str(error)
+        )
+    if isinstance(error, InvalidInput):
+        return CniError(Code.INVALID_CONFIG, str(error))
+    if isinstance(error, Exhausted):
+        return CniError(Code.NETWORKING_FAILED, str(error))
+    if isinstance(error, ProgrammingFailed):
+        return CniError(Code.IO_FAILURE, str(error))
+    return CniError(Code.INTERNAL, str(error))
+
+
+class AttachmentLocks:
+    """One lock per attachment in use (G1); a lock goes when nobody holds or awaits it, so there
+    are never more than open connections."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
+
+    @asynccontextmanager
+    async def held(self, attachment: tuple[str, str]) -> AsyncIterator[None]:
+        lock, users = self._entries.get(attachment, (asyncio.Lock(), 0))
+        self._entries[attachment] = (lock, users + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._entries[attachment]
+            if users == 1:
+                del self._entries[attachment]
+            else:
+                self._entries[attachment] = (lock, users - 1)
+
+    def busy(self) -> int:
+        return len(self._entries)
+
+
+def _bind(path: Path) -> socket.socket:
+    """A listening place with mode 0600 from its first moment: the umask sees to it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _unlink(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    return listener
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+
+
+def _is_trusted(writer: asyncio.StreamWriter) -> bool:
+    link = writer.get_extra_info("socket")
+    packed = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    pid, uid, _ = _UCRED.unpack(packed)
+    if uid in (0, os.geteuid()):
+        return True
+    LOG.warning("CNI client refused", pid=pid, uid=uid)
+    return False

@@ -1,0 +1,211 @@
+"""WorkloadEndpoints and profiles as the CNI plugin writes them: built here, stored by CAS.
+
+Layer: edge (datastore). Used by cni.agent and cni.standalone. The shapes are datamodel 1.9 and 5.6;
+only what the plugin itself may set is set, and an update keeps what others have added.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import msgspec
+
+from cni.facts import ClusterFacts
+from cni.identity import KUBERNETES, Workload
+from cni.netconf import NetConf
+from cni.veth import host_cidr
+from libcalico.datastore.api import Datastore
+from libcalico.errors import AlreadyExists, InvalidInput, NotFound, RevisionConflict
+from libcalico.model import ClusterInformation, Profile, WorkloadEndpoint
+from libcalico.model.codec import decode, encode
+from libcalico.model.endpoints import WorkloadEndpointSpec
+from libcalico.model.keys import ResourceKey, parse, path_of, prefix_of
+from libcalico.model.meta import (
+    NAMESPACE_LABEL,
+    ORCHESTRATOR_LABEL,
+    SERVICE_ACCOUNT_LABEL,
+    ObjectMeta,
+)
+from libcalico.model.names import namespace_profile_name, service_account_profile_name
+from libcalico.model.policy import EntityRule, ProfileSpec, Rule
+
+MAX_ATTEMPTS = 5
+DEFAULT_SERVICE_ACCOUNT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One endpoint as it stands in the datastore."""
+
+    key: ResourceKey
+    endpoint: WorkloadEndpoint
+    revision: int
+
+    @property
+    def container_id(self) -> str:
+        return self.endpoint.spec.container_id or ""
+
+
+def profiles_of(workload: Workload, conf: NetConf) -> tuple[str, ...]:
+    """Kubernetes' profiles when Kubernetes decides policy, else the one named after the network."""
+    if workload.is_kubernetes and conf.is_kubernetes_policy:
+        namespace = workload.key.namespace
+        account = service_account_profile_name(namespace, DEFAULT_SERVICE_ACCOUNT)
+        return (namespace_profile_name(namespace), account)
+    return (conf.name,)
+
+
+def build(
+    workload: Workload, conf: NetConf, *, addresses: tuple[str, ...], mac: str
+) -> WorkloadEndpoint:
+    """The endpoint of a new wire. `mac` is the pod side's."""
+    labels = {
+        **conf.labels,
+        NAMESPACE_LABEL: workload.key.namespace,
+        ORCHESTRATOR_LABEL: workload.ids.orchestrator,
+    }
+    account = None
+    if workload.is_kubernetes:
+        labels[SERVICE_ACCOUNT_LABEL] = account = DEFAULT_SERVICE_ACCOUNT
+    spec = WorkloadEndpointSpec(
+        orchestrator=workload.ids.orchestrator,
+        node=workload.ids.node,
+        container_id=workload.container_id,
+        pod=workload.ids.pod or None,
+        endpoint=workload.ifname,
+        service_account_name=account,
+        ip_networks=tuple(host_cidr(address) for address in addresses),
+        profiles=profiles_of(workload, conf),
+        interface_name=workload.interface,
+        mac=mac,
+    )
+    metadata = ObjectMeta(name=workload.key.name, namespace=workload.key.namespace, labels=labels)
+    return WorkloadEndpoint(metadata=metadata, spec=spec)
+
+
+class EndpointStore:
+    """Reads and writes of one request. `facts` None (no syncer here) reads what it would know;
+    `now` gives UTC, for creation time stamps."""
+
+    def __init__(
+        self,
+        datastore: Datastore,
+        facts: ClusterFacts | None = None,
+        now: Callable[[], datetime] | None = None,
+    ) -> None:
+        self._datastore = datastore
+        self._facts = facts
+        self._now = now or (lambda: datetime.now(UTC))
+
+    async def is_datastore_ready(self) -> bool:
+        """False while ClusterInformation says the datastore is locked (or nothing set it up)."""
+        if self._facts is not None:
+            return self._facts.is_datastore_ready()
+        key = ResourceKey("ClusterInformation", "default")
+        found = await self._datastore.get(path_of(key))
+        if found is None:
+            return False
+        information = decode(key, found.value, found.mod_revision)
+        assert isinstance(information, ClusterInformation)
+        return bool(information.spec.datastore_ready)
+
+    async def find(self, workload: Workload) -> list[Stored]:
+        """Every endpoint of the workload."""
+        prefix = prefix_of("WorkloadEndpoint", workload.key.namespace) + workload.name_prefix
+        return [s for s in await self._list(prefix) if workload.is_same_workload(s.key.name)]
+
+    async def on_node(self, node: str) -> list[Stored]:
+        """Every endpoint that says it is on the node. Reads all endpoints: for GC only."""
+        listed = await self._list(prefix_of("WorkloadEndpoint"))
+        return [stored for stored in listed if stored.endpoint.spec.node == node]
+
+    async def _list(self, prefix: str) -> list[Stored]:
+        """A value that does not parse is left out: it cannot be one this plugin wrote, and it must
+        not keep a pod from starting or ending."""
+        found = []
+        for kv in (await self._datastore.list(prefix)).kvs:
+            key = parse(kv.key)
+            if not isinstance(key, ResourceKey):
+                continue
+            try:
+                endpoint = decode(key, kv.value, kv.mod_revision)
+            except InvalidInput:
+                continue
+            assert isinstance(endpoint, WorkloadEndpoint)
+            found.append(Stored(key, endpoint, kv.mod_revision))
+        return found
+
+    async def save(self, endpoint: WorkloadEndpoint, existing: Stored | None) -> int:
+        """Create, or replace `existing` (its uid, creation time, annotations and labels that the
+        request does not set stay). Returns the mod revision. Errors: AlreadyExists, NotFound,
+        RevisionConflict: somebody else wrote the endpoint since it was read."""
+        metadata = endpoint.metadata
+        path = path_of(ResourceKey("WorkloadEndpoint", metadata.name, metadata.namespace))
+        if existing is None:
+            stamped = msgspec.structs.replace(
+                metadata, uid=str(uuid.uuid4()), creation_timestamp=self._stamp()
+            )
+            value = encode(msgspec.structs.replace(endpoint, metadata=stamped))
+            return await self._datastore.create(path, value)
+        before = existing.endpoint.metadata
+        kept = msgspec.structs.replace(
+            before,
+            labels={**before.labels, **metadata.labels},
+            uid=before.uid or str(uuid.uuid4()),
+            creation_timestamp=before.creation_timestamp or self._stamp(),
+        )
+        value = encode(msgspec.structs.replace(endpoint, metadata=kept))
+        return await self._datastore.update(path, value, existing.revision)
+
+    async def delete(self, stored: Stored) -> None:
+        """Delete it unless another container has taken it over meanwhile. Gone is fine."""
+        path = path_of(stored.key)
+        revision = stored.revision
+        for _ in range(MAX_ATTEMPTS):
+            try:
+                await self._datastore.delete(path, mod_revision=revision)
+            except NotFound:
+                return
+            except RevisionConflict:
+                found = await self._datastore.get(path)
+                if found is None:
+                    return
+                endpoint = decode(stored.key, found.value, found.mod_revision)
+                assert isinstance(endpoint, WorkloadEndpoint)
+                if (endpoint.spec.container_id or "") != stored.container_id:
+                    return
+                revision = found.mod_revision
+            else:
+                return
+        raise RevisionConflict(f"WorkloadEndpoint({stored.key.namespace}/{stored.key.name})")
+
+    async def ensure_profile(self, workload: Workload, conf: NetConf) -> None:
+        """The profile named after the network, made once and never updated (datamodel 5.6)."""
+        if workload.is_kubernetes and conf.is_kubernetes_policy:
+            return
+        if self._facts is not None and self._facts.has_profile(conf.name):
+            return
+        path = path_of(ResourceKey("Profile", conf.name))
+        if await self._datastore.get(path) is not None:
+            return
+        peer = EntityRule(selector=f"has({conf.name})")
+        allowed = Rule(action="Allow")
+        if workload.ids.orchestrator != KUBERNETES:
+            allowed = Rule(action="Allow", source=peer)
+        spec = ProfileSpec(
+            ingress=(allowed,), egress=(Rule(action="Allow"),), labels_to_apply={conf.name: ""}
+        )
+        metadata = ObjectMeta(
+            name=conf.name, uid=str(uuid.uuid4()), creation_timestamp=self._stamp()
+        )
+        try:
+            await self._datastore.create(path, encode(Profile(metadata=metadata, spec=spec)))
+        except AlreadyExists:
+            # Another pod of the network starts at this very moment.
+            return
+
+    def _stamp(self) -> str:
+        return self._now().strftime("%Y-%m-%dT%H:%M:%SZ")

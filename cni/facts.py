@@ -1,0 +1,121 @@
+"""What an ADD needs to know of the cluster, kept by the syncer so that no ADD has to ask for it.
+
+Layer: pure (a SyncSink). Fed by felix.daemon with the updates felix sees anyway; read by cni.add
+(through EndpointStore) and by IPAM (it is an `ipam.client.source.Source`).
+
+  F1  a fact may be a moment old; whatever is written on its strength is compared and swapped;
+  F2  before the first in-sync there are no facts: `Transient`, which CNI turns into "try again";
+  F3  derived values (pools, reservations) are computed once per change, not once per ADD.
+Fed with: IPPool, IPReservation, Node, Profile, ClusterInformation, and the IPAM configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from ipam.client.source import Facts
+from ipam.pools import Pool, from_resource
+from ipam.reservations import Reservations
+from libcalico.errors import DatastoreUnavailable, NotFound
+from libcalico.model import ClusterInformation, IPPool, IPReservation, Node
+from libcalico.model.ipam import MISSING_IPAM_CONFIG, IpamConfig
+from libcalico.model.keys import IpamConfigKey, Key, ResourceKey, identifier
+from libcalico.net import AddressError
+from libcalico.syncer.api import SyncStatus, Update
+
+V = TypeVar("V")
+_KINDS = frozenset({"IPPool", "IPReservation", "Node", "Profile", "ClusterInformation"})
+# What a pool's Struct costs to parse is nothing; what matters is not to do it per ADD.
+_DERIVED_FROM = frozenset({"IPPool", "IPReservation"})
+
+
+class ClusterFacts:
+    """The facts of one node's agent."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, IPPool] = {}
+        self._reservations: dict[str, IPReservation] = {}
+        self._nodes: dict[str, Node] = {}
+        self._profiles: set[str] = set()
+        self._config: IpamConfig = MISSING_IPAM_CONFIG
+        self._is_datastore_ready = False
+        self._in_sync = False
+        self._derived: Facts | None = None
+
+    # --- fed ----------------------------------------------------------------------------------
+
+    def on_updates(self, updates: Sequence[Update]) -> None:
+        for update in updates:
+            self._on_update(update.key, update.value)
+
+    def on_status(self, status: SyncStatus) -> None:
+        self._in_sync = self._in_sync or status is SyncStatus.IN_SYNC
+
+    def _on_update(self, key: Key, value: object | None) -> None:
+        if isinstance(key, IpamConfigKey):
+            self._config = value if isinstance(value, IpamConfig) else MISSING_IPAM_CONFIG
+            self._derived = None
+        elif isinstance(key, ResourceKey) and key.kind in _KINDS:
+            self._on_resource(key, value)
+
+    def _on_resource(self, key: ResourceKey, value: object | None) -> None:
+        if key.kind in _DERIVED_FROM:
+            self._derived = None
+        match key.kind:
+            case "IPPool":
+                _put(self._pools, key.name, value, IPPool)
+            case "IPReservation":
+                _put(self._reservations, key.name, value, IPReservation)
+            case "Node":
+                _put(self._nodes, key.name, value, Node)
+            case "Profile":
+                (self._profiles.discard if value is None else self._profiles.add)(key.name)
+            case "ClusterInformation":
+                ready = isinstance(value, ClusterInformation) and value.spec.datastore_ready
+                self._is_datastore_ready = bool(ready)
+
+    # --- read ---------------------------------------------------------------------------------
+
+    def is_datastore_ready(self) -> bool:
+        """False while the datastore is locked, or before ClusterInformation was seen."""
+        return self._is_datastore_ready
+
+    def has_profile(self, name: str) -> bool:
+        return name in self._profiles
+
+    async def facts(self) -> Facts:
+        """ipam.client.source.Source."""
+        self._require_sync()
+        if self._derived is None:
+            self._derived = self._derive()
+        return self._derived
+
+    async def node_labels(self, node: str) -> Mapping[str, str]:
+        """ipam.client.source.Source. Errors: NotFound when the node is not registered."""
+        self._require_sync()
+        if node not in self._nodes:
+            raise NotFound(identifier(ResourceKey("Node", node)))
+        return self._nodes[node].metadata.labels
+
+    def _require_sync(self) -> None:
+        if not self._in_sync:
+            raise DatastoreUnavailable("not in sync with the datastore yet")
+
+    def _derive(self) -> Facts:
+        pools: list[Pool] = []
+        for name in sorted(self._pools):
+            try:
+                pools.append(from_resource(self._pools[name]))
+            except AddressError:
+                # Reported as invalid by felix's validation filter; for IPAM it does not exist.
+                continue
+        cidrs = [cidr for r in self._reservations.values() for cidr in r.spec.reserved_cidrs]
+        return Facts(pools=tuple(pools), reservations=Reservations.of(cidrs), config=self._config)
+
+
+def _put(table: dict[str, V], name: str, value: object | None, kind: type[V]) -> None:
+    if isinstance(value, kind):
+        table[name] = value
+    else:
+        table.pop(name, None)
