@@ -9,7 +9,8 @@ Layer: felix.dataplane. Everything in this folder is one of
 A driver's promises (house rule 10.5):
   V1  apply() reads back first when a resync is queued, and then touches only what is wrong;
   V2  a failed write stays dirty and is counted in the result, the others go on;
-  V3  before the loop has called `allow_sweep()` nothing that looks like an orphan is removed;
+  V3  the loop never calls apply() before the InSync intent, so what is ours and not wanted may go
+      at the first apply: the wanted state is complete by then;
   V4  it recognises its own objects with an empty memory (see `ownership`).
 """
 
@@ -65,10 +66,6 @@ class Driver(Protocol):
     def name(self) -> str: ...
 
     def queue_resync(self, reason: str) -> None: ...
-
-    def allow_sweep(self) -> None:
-        """The wanted state is complete from now on: what is ours and not wanted may go (V3)."""
-        ...
 
     async def apply(self) -> ApplyResult: ...
 

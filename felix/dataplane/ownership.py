@@ -47,7 +47,7 @@ class RouteOwnership:
             return True
         if not self.is_workload_interface(ifname):
             return False
-        if route.protocol in (self.device_route_protocol, PROTO_BOOT, FELIX_ROUTE_PROTOCOL):
+        if route.protocol == self.device_route_protocol:
             return True
         made_by_others = route.protocol in ROUTING_DAEMON_PROTOCOLS | {PROTO_KERNEL}
         return self.remove_external_routes and not made_by_others

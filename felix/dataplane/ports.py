@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from libcalico.errors import ProgrammingFailed
-from libcalico.netlink import Address, Link, Route
+from libcalico.netlink import Address, Event, Link, Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,20 @@ class LinkPort(Protocol):
 
     async def list_addresses(self) -> list[Address]: ...
 
-    async def find_link(self, name: str) -> Link | None: ...
+
+class EventPort(Protocol):
+    """Notifications of links, addresses and routes, without those our own writes caused.
+
+    The kernel queues them before the call that caused them returns: whoever reads everything at
+    the start of an apply knows of every change made before."""
+
+    async def wait(self) -> None:
+        """Until there is something to read."""
+        ...
+
+    def read(self) -> list[Event]:
+        """What has arrived by now, possibly nothing. Errors: ProgrammingFailed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

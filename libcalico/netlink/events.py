@@ -106,7 +106,7 @@ class EventStream:
     async def next(self) -> list[Event]:
         """Wait for notifications; returns at least one event, at most a bounded batch."""
         while True:
-            await self._readable()
+            await self.wait()
             events = self.read()
             if events:
                 return events
@@ -131,7 +131,8 @@ class EventStream:
                     events.append(event)
         return events
 
-    async def _readable(self) -> None:
+    async def wait(self) -> None:
+        """Until there is something to read. One waiter at a time."""
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = loop.create_future()
         loop.add_reader(self._socket.fileno(), _wake, ready)
