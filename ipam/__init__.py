@@ -1,1 +1,1 @@
-"""Block-based IP address management: the algorithms are pure, `client` is the compare-and-swap loop."""
+"""Block-based IP address management: pure algorithms, and `client`, the loop that writes."""

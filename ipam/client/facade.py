@@ -1,0 +1,110 @@
+"""IpamClient: everything the other components ask of IPAM.
+
+Layer: ipam edge. Used by cni, felix (tunnel addresses), calicoctl and the controllers. One client
+per process and datastore: requests of one process share writes only through one client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from ipam.affinity import Versioned
+from ipam.client.affinities import AffinityClient
+from ipam.client.assign import Assigner, Parts
+from ipam.client.claims import Claims
+from ipam.client.hosts import Hosts
+from ipam.client.lane import Context, Lanes
+from ipam.client.records import Records
+from ipam.client.release import Releaser
+from ipam.client.settings import Settings
+from ipam.client.source import DatastoreSource, Source
+from ipam.client.tunnels import Tunnels
+from ipam.requests import AssignIP, Assignment, AutoAssign, AutoAssigned, Release, Released
+from ipam.utilization import PoolUse, utilization
+from libcalico.datastore.api import Datastore
+from libcalico.model.ipam import Block
+from libcalico.net import Address, Interface
+from libcalico.runtime.clock import SYSTEM, Clock
+
+
+class IpamClient:
+    """Without a `source` everything is read from the datastore for each request.
+
+    DatastoreUnavailable from a write means: outcome unknown. The caller releases by handle, now or
+    when the datastore is back; so does a caller that was cancelled.
+    """
+
+    def __init__(
+        self, datastore: Datastore, source: Source | None = None, *, clock: Clock = SYSTEM
+    ) -> None:
+        self.records = Records(datastore)
+        self.source = source or DatastoreSource(datastore)
+        lanes = Lanes(Context(self.records, clock))
+        hosts = Hosts(self.records, clock)
+        parts = Parts(lanes, hosts, Claims(lanes, hosts), self.source)
+        self._lanes = lanes
+        self._assigner = Assigner(parts)
+        self._releaser = Releaser(parts)
+        self.affinities = AffinityClient(parts, self._assigner)
+        self.settings = Settings(datastore)
+        self.tunnels = Tunnels(self._assigner, self._releaser)
+
+    async def auto_assign(self, request: AutoAssign) -> AutoAssigned:
+        """Any addresses. Fewer than asked for is no error here: see `partial_error`.
+
+        Errors, and then nothing is held: UseRequired, PoolRefused, NoPools, NotFound (no Node
+        object), BlockLimitReached, BlockNotFound, HandleLimitReached, RetriesExhausted,
+        DatastoreUnavailable."""
+        return await self._assigner.auto_assign(request)
+
+    async def assign_ip(self, request: AssignIP) -> Interface:
+        """One particular address, with its block's prefix length. Claims the block if it does not
+        exist, whatever the block limit says.
+
+        Errors: PoolRefused, AlreadyExists, AffinityLost (strict affinity), HandleLimitReached,
+        RetriesExhausted, DatastoreUnavailable."""
+        return await self._assigner.assign_ip(request)
+
+    async def release_ips(self, requests: Iterable[Release]) -> Released:
+        """Give addresses back. A wrong handle (BadHandle) or sequence number (BadSequenceNumber)
+        refuses all of that block; look at `Released.failed`."""
+        return await self._releaser.release(requests)
+
+    async def release_by_handle(self, handle_id: str) -> tuple[Address, ...]:
+        """Everything a handle holds; returns what was released.
+
+        Errors: NotFound (often success for the caller), MalformedBlock, RetriesExhausted,
+        DatastoreUnavailable."""
+        return await self._releaser.release_handle(handle_id)
+
+    async def ips_by_handle(self, handle_id: str) -> tuple[Address, ...]:
+        """What a handle holds, as the datastore has it now. Errors: NotFound."""
+        return await self._releaser.addresses_of(handle_id)
+
+    async def assignment(self, address: Address) -> Assignment:
+        """Who holds an address. Errors: AddressUnassigned and NotFound (no pool, no block),
+        AddressInCooldown."""
+        return await self._releaser.assignment(address)
+
+    async def utilization(self, wanted: Collection[str] = ()) -> tuple[PoolUse, ...]:
+        """How full the pools are; `wanted` names pools or CIDRs, empty means all."""
+        facts = await self.source.facts()
+        return utilization(facts.pools, await self.blocks(), facts.reservations, wanted)
+
+    async def blocks(self) -> list[Block]:
+        """Every block of both families, in key order."""
+        found: list[Block] = []
+        for version in (4, 6):
+            listed: Iterable[Versioned[Block]] = (await self.records.blocks(version)).values()
+            found += [record.value for record in listed if record.value is not None]
+        return found
+
+    def dump(self) -> dict[str, object]:
+        """State for the debug endpoint, with the counts of round trips."""
+        records = self.records
+        return {
+            **self._lanes.dump(),
+            "reads": records.reads,
+            "transactions": records.transactions,
+            "conflicts": records.conflicts,
+        }
