@@ -1,0 +1,214 @@
+"""Which policies and profiles concern this node, and which policies select which local endpoint.
+
+Layer: felix.calc, pure, above libcalico.compute.labelindex. Used by graph.py.
+
+    policies ──► selector ─┐
+                           ├─ LabelIndex over local endpoints ─flush─► Activity
+    local endpoints ───────┘                                           dirty policies, endpoints
+
+Policies with the same canonical selector share one entry of the index; a node with no local
+endpoint has no active policy, whatever the cluster holds.
+
+  P1  a policy is active exactly when its selector matches at least one local endpoint; a profile,
+      when a local endpoint lists it;
+  P2  after a flush, `dirty_endpoints` holds every endpoint whose list of policies may differ from
+      what it was, and `dirty_policies` every policy whose content or activity may differ.
+
+Source: Calico felix/calc/active_rules_calculator.go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from felix.calc.policies import Policy
+from libcalico.compute.labelindex import LabelIndex
+from libcalico.model.keys import ResourceKey
+from libcalico.selector import Selector
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a flush found changed."""
+
+    dirty_policies: frozenset[ResourceKey]
+    dirty_profiles: frozenset[str]
+    dirty_endpoints: frozenset[ResourceKey]
+
+
+class ActiveRules:
+    def __init__(self) -> None:
+        self._index: LabelIndex[ResourceKey, Selector] = LabelIndex()
+        self._policy_by_key: dict[ResourceKey, Policy] = {}
+        # Insertion-ordered sets; nothing depends on the order.
+        self._policies_by_selector: dict[Selector, dict[ResourceKey, Policy]] = {}
+        self._policies_by_tier: dict[str, set[ResourceKey]] = {}
+        self._profiles_by_endpoint: dict[ResourceKey, tuple[str, ...]] = {}
+        self._users_by_profile: dict[str, int] = {}
+        self._dirty_policies: set[ResourceKey] = set()
+        self._dirty_profiles: set[str] = set()
+        self._dirty_endpoints: set[ResourceKey] = set()
+        # Selectors whose endpoints must be looked at again, before and after the next flush.
+        self._touched: set[Selector] = set()
+
+    # -- state in ---------------------------------------------------------------------------
+
+    def update_policy(self, key: ResourceKey, policy: Policy | None) -> None:
+        before = self._policy_by_key.get(key)
+        if policy == before:
+            return
+        self._dirty_policies.add(key)
+        moved = before is None or policy is None or before.selector != policy.selector
+        if before is not None:
+            self._forget(before, moved=moved)
+        if policy is not None:
+            self._remember(policy)
+        if before is None or policy is None or moved or not policy.stands_like(before):
+            self._touched.update(item.selector for item in (before, policy) if item is not None)
+
+    def update_endpoint(
+        self, key: ResourceKey, labels: Mapping[str, str], profiles: tuple[str, ...]
+    ) -> None:
+        """A local endpoint, with all it lists as profile."""
+        self._index.update_item(key, labels, profiles)
+        self._dirty_endpoints.add(key)
+        self._use_profiles(key, profiles)
+
+    def delete_endpoint(self, key: ResourceKey) -> None:
+        if key in self._profiles_by_endpoint:
+            self._index.delete_item(key)
+            self._dirty_endpoints.add(key)
+            self._use_profiles(key, None)
+
+    def update_profile(self, name: str, labels: Mapping[str, str] | None) -> None:
+        """A profile's labels; None when it does not exist. Its rules are the caller's matter."""
+        if labels is None:
+            self._index.delete_parent(name)
+        else:
+            self._index.update_parent(name, labels)
+        if name in self._users_by_profile:
+            self._dirty_profiles.add(name)
+
+    def touch_tier(self, tier: str) -> None:
+        """The tier's order or action changed: so may the lists of the endpoints it governs."""
+        for key in self._policies_by_tier.get(tier, ()):
+            self._touched.add(self._policy_by_key[key].selector)
+
+    # -- deltas out -------------------------------------------------------------------------
+
+    def flush(self) -> Activity:
+        self._mark_endpoints(self._touched)  # those that had the policy until now
+        for delta in self._index.flush():
+            self._dirty_endpoints.update(delta.started)
+            self._dirty_endpoints.update(delta.stopped)
+            present = len(self._index.members(delta.selector_id))
+            if present == len(delta.started) or not present:
+                # It matched nothing before, or matches nothing now: activity changed (P1).
+                self._dirty_policies.update(self._policies_by_selector.get(delta.selector_id, ()))
+        self._mark_endpoints(self._touched)  # those that have it from now on
+        self._touched = set()
+        activity = Activity(
+            frozenset(self._dirty_policies),
+            frozenset(self._dirty_profiles),
+            frozenset(self._dirty_endpoints),
+        )
+        self._dirty_policies, self._dirty_profiles, self._dirty_endpoints = set(), set(), set()
+        return activity
+
+    # -- questions, as of the last flush ----------------------------------------------------
+
+    def active_policy(self, key: ResourceKey) -> Policy | None:
+        """The policy if it is active, else None."""
+        policy = self._policy_by_key.get(key)
+        return policy if policy is not None and self._index.members(policy.selector) else None
+
+    def is_profile_active(self, name: str) -> bool:
+        return name in self._users_by_profile
+
+    def selectors_of(self, endpoint: ResourceKey) -> frozenset[Selector]:
+        """The policy selectors that match a local endpoint: two endpoints with the same ones have
+        the same policies."""
+        return frozenset(self._index.selectors_of(endpoint))
+
+    def policies_of(self, selectors: Iterable[Selector]) -> list[Policy]:
+        return [
+            policy
+            for selector in selectors
+            for policy in self._policies_by_selector[selector].values()
+        ]
+
+    def endpoints_of(self, key: ResourceKey) -> Collection[ResourceKey]:
+        """The local endpoints a policy selects."""
+        policy = self._policy_by_key.get(key)
+        return self._index.members(policy.selector) if policy is not None else ()
+
+    def check(self) -> None:
+        """The bookkeeping, slowly: for tests."""
+        by_selector: dict[Selector, dict[ResourceKey, Policy]] = {}
+        by_tier: dict[str, set[ResourceKey]] = {}
+        for key, policy in self._policy_by_key.items():
+            by_selector.setdefault(policy.selector, {})[key] = policy
+            by_tier.setdefault(policy.tier, set()).add(key)
+        assert by_selector == self._policies_by_selector
+        assert by_tier == self._policies_by_tier
+        users: dict[str, int] = {}
+        for profiles in self._profiles_by_endpoint.values():
+            for name in profiles:
+                users[name] = users.get(name, 0) + 1
+        assert users == self._users_by_profile
+        self._index.check()
+
+    def dump(self) -> dict[str, object]:
+        return {
+            "policies": len(self._policy_by_key),
+            "active_policies": sum(
+                len(policies)
+                for selector, policies in self._policies_by_selector.items()
+                if self._index.members(selector)
+            ),
+            "local_endpoints": len(self._profiles_by_endpoint),
+            "active_profiles": sorted(self._users_by_profile),
+        }
+
+    # -- bookkeeping ------------------------------------------------------------------------
+
+    def _forget(self, policy: Policy, *, moved: bool) -> None:
+        del self._policy_by_key[policy.key]
+        policies = self._policies_by_selector[policy.selector]
+        del policies[policy.key]
+        if not policies:
+            del self._policies_by_selector[policy.selector]
+            if moved:
+                self._index.delete_selector(policy.selector)
+        tier = self._policies_by_tier[policy.tier]
+        tier.discard(policy.key)
+        if not tier:
+            del self._policies_by_tier[policy.tier]
+
+    def _remember(self, policy: Policy) -> None:
+        self._policy_by_key[policy.key] = policy
+        if policy.selector not in self._policies_by_selector:
+            self._policies_by_selector[policy.selector] = {}
+            self._index.update_selector(policy.selector, policy.selector)
+        self._policies_by_selector[policy.selector][policy.key] = policy
+        self._policies_by_tier.setdefault(policy.tier, set()).add(policy.key)
+
+    def _use_profiles(self, endpoint: ResourceKey, profiles: tuple[str, ...] | None) -> None:
+        before = self._profiles_by_endpoint.pop(endpoint, ())
+        if profiles is not None:
+            self._profiles_by_endpoint[endpoint] = profiles
+        for name in profiles or ():
+            users = self._users_by_profile.get(name, 0)
+            self._users_by_profile[name] = users + 1
+            if not users:
+                self._dirty_profiles.add(name)
+        for name in before:
+            self._users_by_profile[name] -= 1
+            if not self._users_by_profile[name]:
+                del self._users_by_profile[name]
+                self._dirty_profiles.add(name)
+
+    def _mark_endpoints(self, selectors: Iterable[Selector]) -> None:
+        for selector in selectors:
+            self._dirty_endpoints.update(self._index.members(selector))

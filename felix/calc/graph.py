@@ -1,0 +1,390 @@
+"""CalcGraph: the wiring of the calculation, and its front door.
+
+Layer: felix.calc, pure and synchronous (no I/O, no clock, no logging). `felix.daemon` calls it from
+one task: updates and status in, a list of intents out of each `flush()`.
+
+                    on_updates, on_status            pin, confirm, retract
+                            │                                │
+                            ▼                                ▼
+                   ValidationFilter ◄──────────────── EndpointOverlay
+                            │   invalid becomes absent
+                            ▼
+                       Dispatcher
+      ┌──────────────┬──────┴────┬──────────────┬─────────────────┬─────────┐
+   endpoints,     Profile     policies        Tier             IPPool     Node
+   network sets      │           │              │                 │         │
+      │  local ones  │           │              ▼                 ▼         ▼
+      ├──────────► ActiveRules ◄─┘       PolicyResolver         Pools     hosts
+      │              │     │ dirty endpoints ──►│                 │         │
+      │              │     └─ dirty policies     │                 │         │
+      │              │        and profiles       │                 │         │
+      │              ▼              ▼            │                 │         │
+      │            labels     compile_rules      │                 │         │
+      ▼              ▼              │ sets used  │                 │         │
+      AddressSets (all of the cluster) ◄┘        │                 │         │
+              │                     │            │                 │         │
+              └──────────┬──────────┴────────────┴─────────────────┴─────────┘
+                         ▼
+                     Sequencer ──► [sets, policies, profiles, endpoints, …removals] InSync
+
+What on_updates does is remember and mark; the work is done once per flush. Before the first
+IN_SYNC a flush returns nothing: nobody may act on it (felix/intent.py O6).
+
+  G1  the intents handed out so far always add up to the same node state for the same datastore
+      state, whatever the order, repetition or grouping of updates was (O5);
+  G2  a referent is handed out before what refers to it and outlives it (O1, O2);
+  G3  one invalid object changes nothing but itself.
+
+Source: Calico felix/calc/calc_graph.go, felix/design/calc-graph.md.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
+
+from felix.calc import endpoints, policies
+from felix.calc.active_rules import ActiveRules
+from felix.calc.address_sets import AddressSets
+from felix.calc.dispatcher import Dispatcher
+from felix.calc.endpoints import Contribution, LocalEndpoint
+from felix.calc.overlay import EndpointOverlay
+from felix.calc.policies import Policy
+from felix.calc.policy_resolver import PolicyResolver
+from felix.calc.pools_hosts import Pools, host_update
+from felix.calc.rule_compiler import SetsById, compile_rules
+from felix.calc.sequencer import Sequencer, subject
+from felix.calc.validation_filter import ValidationFilter, Validator
+from felix.intent import (
+    Action,
+    CompiledRule,
+    InSync,
+    Intent,
+    PolicyUpdate,
+    ProfileUpdate,
+)
+from libcalico.errors import InvalidInput
+from libcalico.model import (
+    GlobalNetworkPolicy,
+    GlobalNetworkSet,
+    HostEndpoint,
+    IPPool,
+    NetworkPolicy,
+    NetworkSet,
+    Node,
+    Profile,
+    Resource,
+    StagedGlobalNetworkPolicy,
+    StagedKubernetesNetworkPolicy,
+    StagedNetworkPolicy,
+    Tier,
+    WorkloadEndpoint,
+)
+from libcalico.model.defaults import default_allow_profile
+from libcalico.model.keys import Key, ResourceKey
+from libcalico.syncer.api import SyncStatus, Update
+
+# One line per intent handed out; the oldest fall out.
+STORY_LENGTH = 2000
+
+_DEFAULT_ALLOW = default_allow_profile()
+
+# What a listed profile that does not exist means (reference/datamodel.md 7.10).
+_DENY_ALL = (CompiledRule(Action.DENY, 0),)
+
+_POLICY_KINDS = (
+    NetworkPolicy,
+    GlobalNetworkPolicy,
+    StagedNetworkPolicy,
+    StagedGlobalNetworkPolicy,
+    StagedKubernetesNetworkPolicy,
+)
+
+
+class CalcGraph:
+    """See the module. `validate` raises InvalidInput for an object to be treated as absent."""
+
+    def __init__(
+        self,
+        node: str,
+        *,
+        validate: Validator | None = None,
+        allow_source_spoofing: bool = False,
+    ) -> None:
+        self._node = node
+        self._filter = ValidationFilter(validate, allow_source_spoofing=allow_source_spoofing)
+        self._overlay = EndpointOverlay(node)
+        self._dispatcher = Dispatcher(self._filter.refuse)
+        self._active = ActiveRules()
+        self._sets = AddressSets()
+        self._resolver = PolicyResolver(self._active)
+        self._pools = Pools()
+        self._sequencer = Sequencer()
+        self._local_by_key: dict[ResourceKey, LocalEndpoint] = {}
+        self._profile_by_name: dict[str, Profile] = {}
+        self._is_in_sync = False
+        self._said_in_sync = False
+        self._flushes = 0
+        self._story: deque[tuple[int, str, str]] = deque(maxlen=STORY_LENGTH)
+        self._register()
+        self._on_profile(ResourceKey(Profile.kind, _DEFAULT_ALLOW.metadata.name), None, 0)
+
+    def _register(self) -> None:
+        register = self._dispatcher.register
+        register(WorkloadEndpoint.kind, self._on_workload)
+        register(HostEndpoint.kind, self._on_host_endpoint)
+        register(NetworkSet.kind, self._on_network_set)
+        register(GlobalNetworkSet.kind, self._on_global_network_set)
+        register(Profile.kind, self._on_profile)
+        register(Tier.kind, self._on_tier)
+        register(IPPool.kind, self._on_pool)
+        register(Node.kind, self._on_node)
+        for kind in _POLICY_KINDS:
+            register(kind.kind, self._on_policy)
+
+    # -- in ---------------------------------------------------------------------------------
+
+    def on_updates(self, updates: Sequence[Update]) -> None:
+        """Take the datastore's word, in the syncer's order. Kinds we do not use are skipped."""
+        kinds = self._dispatcher.kinds()
+        for update in updates:
+            key = update.key
+            if not isinstance(key, ResourceKey) or key.kind not in kinds:
+                continue
+            if key.kind == WorkloadEndpoint.kind:
+                update = self._overlay.on_update(key, update)
+            self._deliver(key, update)
+
+    def on_status(self, status: SyncStatus) -> None:
+        self._deliver_all(self._overlay.on_status(status))
+        if status is SyncStatus.IN_SYNC:
+            self._is_in_sync = True
+
+    def pin(self, key: ResourceKey, endpoint: WorkloadEndpoint) -> None:
+        """Believe in a local endpoint ahead of the datastore (see overlay.py)."""
+        self._deliver_all([self._overlay.pin(key, endpoint)])
+
+    def confirm(self, key: ResourceKey, revision: int) -> None:
+        """The pinned endpoint was written at `revision`: trust the datastore from there on."""
+        released = self._overlay.confirm(key, revision)
+        if released is not None:
+            self._deliver_all([released])
+
+    def retract(self, key: ResourceKey) -> None:
+        """Believe that a local endpoint is gone, though the datastore may still show it."""
+        self._deliver_all([self._overlay.retract(key)])
+
+    # -- out --------------------------------------------------------------------------------
+
+    def flush(self) -> list[Intent]:
+        """Everything that changed since the flush before, in dependency order."""
+        if not self._is_in_sync:
+            return []
+        dirty_endpoints = self._settle_rules()
+        sets = self._sets.flush()
+        self._resolve(dirty_endpoints)
+        for cidr, pool in self._pools.flush().items():
+            self._sequencer.pools.put(cidr, pool)
+        out = self._sequencer.flush(sets)
+        if not self._said_in_sync:
+            self._said_in_sync = True
+            out.append(InSync())
+        self._flushes += 1
+        self._story.extend((self._flushes, type(item).__name__, subject(item)) for item in out)
+        return out
+
+    # -- questions --------------------------------------------------------------------------
+
+    @property
+    def is_in_sync(self) -> bool:
+        return self._is_in_sync
+
+    @property
+    def problems(self) -> Mapping[Key, str]:
+        """Objects that count as absent because they are invalid, and why."""
+        return self._filter.problems
+
+    def refusal_of(self, key: Key) -> str | None:
+        """Why the latest value of `key` counts as absent: a pinned endpoint may be invalid too."""
+        return self._filter.problems.get(key)
+
+    def endpoints_of(self, policy: ResourceKey) -> list[ResourceKey]:
+        """The local endpoints that a policy selects, staged policies too: for reports."""
+        return sorted(self._active.endpoints_of(policy))
+
+    def story(self, text: str = "") -> list[tuple[int, str, str]]:
+        """(flush, intent, object) of the last intents whose object contains `text`."""
+        return [entry for entry in self._story if text in entry[2]]
+
+    def check(self) -> None:
+        """Every node's invariants, slowly: for tests, after a flush."""
+        self._active.check()
+        self._sets.check()
+
+    def dump(self) -> dict[str, object]:
+        return {
+            "node": self._node,
+            "in_sync": self._is_in_sync,
+            "flushes": self._flushes,
+            "active": self._active.dump(),
+            "sets": self._sets.dump(),
+            "tiers": self._resolver.dump(),
+            "pools": self._pools.dump(),
+            "handed_out": self._sequencer.dump(),
+            "held": self._overlay.dump(),
+            "invalid": self._filter.dump(),
+        }
+
+    # -- handlers: the value a key has now --------------------------------------------------
+
+    def _deliver(self, key: ResourceKey, update: Update) -> None:
+        self._dispatcher.deliver(key, self._filter.valid_value(update), update.revision)
+
+    def _deliver_all(self, updates: Iterable[Update]) -> None:
+        for update in updates:
+            assert isinstance(update.key, ResourceKey)
+            self._deliver(update.key, update)
+
+    def _on_workload(self, key: ResourceKey, value: object | None, revision: int) -> None:
+        endpoint = cast("WorkloadEndpoint | None", value)
+        item = None if endpoint is None else endpoints.of_workload(endpoint)
+        local: LocalEndpoint | None = None
+        if endpoint is not None and item is not None and endpoint.spec.node == self._node:
+            local = endpoints.local_workload(key, endpoint)
+        self._set_endpoint(key, item, local)
+
+    def _on_host_endpoint(self, key: ResourceKey, value: object | None, revision: int) -> None:
+        endpoint = cast("HostEndpoint | None", value)
+        item = None if endpoint is None else endpoints.of_host_endpoint(endpoint)
+        local: LocalEndpoint | None = None
+        if endpoint is not None and endpoint.spec.node == self._node:
+            local = endpoints.local_host(key, endpoint)
+        self._set_endpoint(key, item, local)
+
+    def _set_endpoint(
+        self, key: ResourceKey, item: Contribution | None, local: LocalEndpoint | None
+    ) -> None:
+        self._sets.update_item(key, item)
+        if local is not None and item is not None:
+            self._local_by_key[key] = local
+            self._active.update_endpoint(key, item.labels, local.profiles)
+        elif self._local_by_key.pop(key, None) is not None:
+            self._active.delete_endpoint(key)
+
+    def _on_network_set(self, key: ResourceKey, value: object | None, revision: int) -> None:
+        networks = cast("NetworkSet | None", value)
+        item = None if networks is None else endpoints.of_network_set(networks, key.namespace)
+        self._sets.update_item(key, item)
+
+    def _on_global_network_set(self, key: ResourceKey, value: object | None, revision: int) -> None:
+        networks = cast("GlobalNetworkSet | None", value)
+        item = None if networks is None else endpoints.of_global_network_set(networks)
+        self._sets.update_item(key, item)
+
+    def _on_policy(self, key: ResourceKey, value: object | None, revision: int) -> None:
+        policy = None
+        if value is not None:
+            policy = policies.of_resource(key, cast("Resource", value), revision)
+        self._active.update_policy(key, policy)
+
+    def _on_profile(self, key: ResourceKey, value: object | None, revision: int) -> None:
+        profile = cast("Profile | None", value)
+        if profile is None and key.name == _DEFAULT_ALLOW.metadata.name:
+            profile = _DEFAULT_ALLOW  # never stored, always there (datamodel 0.9)
+        if profile is None:
+            self._profile_by_name.pop(key.name, None)
+            self._set_profile_labels(key.name, None)
+            return
+        _profile_update(profile, key.name, {})  # refuses it as a whole when a rule is invalid
+        self._profile_by_name[key.name] = profile
+        self._set_profile_labels(key.name, profile.spec.labels_to_apply)
+
+    def _set_profile_labels(self, name: str, labels: Mapping[str, str] | None) -> None:
+        self._active.update_profile(name, labels)
+        self._sets.update_parent(name, labels)
+
+    def _on_tier(self, key: ResourceKey, value: object | None, revision: int) -> None:
+        if self._resolver.update_tier(key.name, cast("Tier | None", value)):
+            self._active.touch_tier(key.name)
+
+    def _on_pool(self, key: ResourceKey, value: object | None, revision: int) -> None:
+        self._pools.update(key, cast("IPPool | None", value))
+
+    def _on_node(self, key: ResourceKey, value: object | None, revision: int) -> None:
+        node = cast("Node | None", value)
+        self._sequencer.hosts.put(key.name, None if node is None else host_update(key.name, node))
+
+    # -- the work of a flush ----------------------------------------------------------------
+
+    def _settle_rules(self) -> set[ResourceKey]:
+        """Compile what changed; returns the local endpoints to be resolved again.
+
+        A policy whose rules do not compile is absent. That changes the endpoints it selects, so
+        look again until nothing is refused.
+        """
+        dirty_endpoints: set[ResourceKey] = set()
+        while True:
+            activity = self._active.flush()
+            dirty_endpoints |= activity.dirty_endpoints
+            for name in activity.dirty_profiles:
+                self._compile_profile(name)
+            refused = [key for key in activity.dirty_policies if not self._compile_policy(key)]
+            if not refused:
+                return dirty_endpoints
+            for key in refused:
+                self._active.update_policy(key, None)
+
+    def _compile_policy(self, key: ResourceKey) -> bool:
+        """False when it has to be treated as absent."""
+        policy = self._active.active_policy(key)
+        sets: SetsById = {}
+        try:
+            message = None if policy is None else _policy_update(policy, sets)
+        except InvalidInput as err:
+            self._filter.refuse(key, err)
+            return False
+        self._sets.use(key, sets)
+        self._sequencer.policies.put(key, message)
+        return True
+
+    def _compile_profile(self, name: str) -> None:
+        sets: SetsById = {}
+        message = None
+        if self._active.is_profile_active(name):
+            message = _profile_update(self._profile_by_name.get(name), name, sets)
+        self._sets.use(name, sets)
+        self._sequencer.profiles.put(name, message)
+
+    def _resolve(self, dirty: set[ResourceKey]) -> None:
+        present = [self._local_by_key[key] for key in dirty if key in self._local_by_key]
+        updates = self._resolver.resolve(present)
+        for key in dirty:
+            self._sequencer.endpoints.put(key, updates.get(key))
+
+
+def _policy_update(policy: Policy, sets: SetsById) -> PolicyUpdate:
+    """Only the governed directions: the others cost no rule and no set."""
+    ingress = policy.ingress if policy.governs_ingress else ()
+    egress = policy.egress if policy.governs_egress else ()
+    return PolicyUpdate(
+        key=policy.key,
+        tier=policy.tier,
+        ingress=compile_rules(ingress, policy.namespace, sets),
+        egress=compile_rules(egress, policy.namespace, sets),
+        staged=policy.staged,
+        untracked=policy.stage is policies.Stage.UNTRACKED,
+        pre_dnat=policy.stage is policies.Stage.PRE_DNAT,
+        apply_on_forward=policy.on_forward,
+        revision=policy.revision,
+    )
+
+
+def _profile_update(profile: Profile | None, name: str, sets: SetsById) -> ProfileUpdate:
+    if profile is None:
+        return ProfileUpdate(name, _DENY_ALL, _DENY_ALL)
+    return ProfileUpdate(
+        name,
+        compile_rules(profile.spec.ingress, "", sets),
+        compile_rules(profile.spec.egress, "", sets),
+    )

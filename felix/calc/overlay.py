@@ -1,0 +1,151 @@
+"""Local endpoints ahead of the datastore: what the CNI agent knows before its echo comes back.
+
+Layer: felix.calc, pure. Used by graph.py, between the syncer and everything else; the promises are
+P1 and P2 of cni/ports.py.
+
+For one key, what the graph is told:
+
+                pin                     confirm(r)              update, revision >= r
+    datastore ──────► pinned endpoint ─────────────► the same ───────────────────────► datastore
+        │ ▲                 │                            │       (or a full resync since)
+        │ │ update newer    │ retract                    │ retract
+        ▼ │ than hidden     ▼                            ▼
+      hidden: absent, until the syncer has something newer than what was retracted
+
+  E1  a pinned endpoint stands, whatever the syncer delivers or leaves out of a re-list, until it is
+      retracted, or confirmed at r and the syncer has delivered revision r (or newer) of that key;
+  E2  a retracted endpoint is absent, though the datastore may still show it, until the syncer
+      delivers something newer than what was known when it was retracted;
+  E3  a resync that began after confirm or retract and reached IN_SYNC ends either: it listed the
+      datastore as it was after the agent's write. (So a source must not say IN_SYNC for a snapshot
+      older than that: etcd's lists are linearizable, typha's client must wait for the revision.)
+  E4  without pins and retractions the overlay changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from libcalico.model import WorkloadEndpoint
+from libcalico.model.keys import ResourceKey
+from libcalico.syncer.api import SyncStatus, Update
+
+
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    """Why the datastore is not believed for one key.
+
+    `endpoint` None: hidden. `revision` None: not confirmed, nothing ends it but a call.
+    `resyncs`: how many had begun when `revision` became known (E3).
+    """
+
+    endpoint: WorkloadEndpoint | None
+    revision: int | None
+    resyncs: int
+
+    def ends_with(self, update: Update) -> bool:
+        if self.revision is None:
+            return False
+        if self.endpoint is None:
+            return update.revision > self.revision  # E2
+        return update.revision >= self.revision  # E1
+
+
+class EndpointOverlay:
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._hold_by_key: dict[ResourceKey, _Hold] = {}
+        # The syncer's word for held keys and for the endpoints of this node: what a release shows,
+        # and what a retraction hides.
+        self._latest: dict[ResourceKey, Update] = {}
+        self._resyncs = 0
+
+    def on_update(self, key: ResourceKey, update: Update) -> Update:
+        """The syncer's update -> what the graph is to believe of that key."""
+        hold = self._hold_by_key.get(key)
+        self._remember(key, update, held=hold is not None)
+        if hold is None:
+            return update
+        if hold.ends_with(update):
+            return self._release(key)
+        return replace(update, value=hold.endpoint, error=None)
+
+    def on_status(self, status: SyncStatus) -> list[Update]:
+        """What becomes visible with that status (E3)."""
+        if status is SyncStatus.RESYNC:
+            self._resyncs += 1
+        if status is not SyncStatus.IN_SYNC:
+            return []
+        over = [
+            key
+            for key, hold in self._hold_by_key.items()
+            if hold.revision is not None and hold.resyncs < self._resyncs
+        ]
+        return [self._release(key) for key in over]
+
+    def pin(self, key: ResourceKey, endpoint: WorkloadEndpoint) -> Update:
+        """Believe in `endpoint` from now on (E1). A new pin replaces an old one."""
+        self._hold_by_key[key] = _Hold(endpoint, None, self._resyncs)
+        return Update(key, endpoint, self._revision(key))
+
+    def confirm(self, key: ResourceKey, revision: int) -> Update | None:
+        """The pinned endpoint was written at `revision`. None: nothing becomes visible yet.
+
+        Without a pin (it was retracted meanwhile) there is nothing to confirm.
+        """
+        hold = self._hold_by_key.get(key)
+        if hold is None or hold.endpoint is None:
+            return None
+        hold = replace(hold, revision=revision, resyncs=self._resyncs)
+        self._hold_by_key[key] = hold
+        latest = self._latest.get(key)
+        if latest is not None and hold.ends_with(latest):
+            return self._release(key)  # the echo was faster than the answer to the write
+        return None
+
+    def retract(self, key: ResourceKey) -> Update:
+        """Believe that the endpoint is gone, though its delete may not have come back yet (E2)."""
+        hold = self._hold_by_key.pop(key, None)
+        known = self._revision(key)
+        if hold is not None and hold.revision is not None:
+            known = max(known, hold.revision)
+        latest = self._latest.get(key)
+        shown = latest is not None and latest.value is not None
+        if shown or (hold is not None and hold.revision is not None):
+            self._hold_by_key[key] = _Hold(None, known, self._resyncs)
+        else:
+            self._latest.pop(key, None)
+        return Update(key, None, known)
+
+    def held_keys(self) -> frozenset[ResourceKey]:
+        return frozenset(self._hold_by_key)
+
+    def dump(self) -> dict[str, object]:
+        return {
+            f"{key.namespace}/{key.name}": {
+                "state": "hidden" if hold.endpoint is None else "pinned",
+                "revision": hold.revision,
+            }
+            for key, hold in sorted(self._hold_by_key.items())
+        }
+
+    def _release(self, key: ResourceKey) -> Update:
+        """Let the datastore speak again."""
+        del self._hold_by_key[key]
+        latest = self._latest.get(key, Update(key, None, 0))
+        if not self._is_local(latest.value):
+            self._latest.pop(key, None)
+        return latest
+
+    def _remember(self, key: ResourceKey, update: Update, *, held: bool) -> None:
+        if held or self._is_local(update.value):
+            self._latest[key] = update
+        else:
+            self._latest.pop(key, None)
+
+    def _revision(self, key: ResourceKey) -> int:
+        latest = self._latest.get(key)
+        return 0 if latest is None else latest.revision
+
+    def _is_local(self, value: object) -> bool:
+        return isinstance(value, WorkloadEndpoint) and value.spec.node == self._node

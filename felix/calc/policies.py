@@ -1,0 +1,181 @@
+"""Policies of all five kinds in one shape: whom they select, where they stand, what they govern.
+
+Layer: felix.calc, pure. Used by graph.py (makes them), active_rules.py (selectors), and
+policy_resolver.py (order and stages).
+
+  tier      "" is `default`
+  order     ascending, absent last; ties by the text name/namespace/kind (datamodel 5.1.3)
+  types     none at all (foreign writers) governs both directions (5.3); preDNAT only ingress (5.4)
+  stage     what of a host endpoint's path it belongs to; workloads know NORMAL only
+  staged    computed and reported, never enforced
+
+Source: Calico felix/calc/policy_sorter.go; syncersv1/updateprocessors/*policyprocessor.go.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+from libcalico.model import (
+    GlobalNetworkPolicy,
+    NetworkPolicy,
+    Resource,
+    Rule,
+    StagedGlobalNetworkPolicy,
+    StagedKubernetesNetworkPolicy,
+    StagedNetworkPolicy,
+    conversion,
+)
+from libcalico.model.defaults import DEFAULT_TIER
+from libcalico.model.keys import ResourceKey
+from libcalico.selector import Selector, parse, scope
+
+GlobalKind = GlobalNetworkPolicy | StagedGlobalNetworkPolicy
+NamespacedKind = NetworkPolicy | StagedNetworkPolicy
+
+STAGED_KINDS = frozenset(
+    kind.kind
+    for kind in (StagedNetworkPolicy, StagedGlobalNetworkPolicy, StagedKubernetesNetworkPolicy)
+)
+# Staged actions of objects that say nothing about traffic.
+_EMPTY_ACTIONS = frozenset({"Delete", "Ignore"})
+
+SortKey = tuple[float, str, str]
+
+
+class Stage(enum.Enum):
+    NORMAL = "normal"
+    UNTRACKED = "untracked"
+    PRE_DNAT = "pre-dnat"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One policy. `namespace` scopes the selectors of its rules; "" for the global kinds."""
+
+    key: ResourceKey
+    namespace: str
+    selector: Selector
+    tier: str
+    sort_key: SortKey
+    governs_ingress: bool
+    governs_egress: bool
+    stage: Stage
+    on_forward: bool
+    ingress: tuple[Rule, ...]
+    egress: tuple[Rule, ...]
+    revision: int
+
+    @property
+    def staged(self) -> bool:
+        return self.key.kind in STAGED_KINDS
+
+    def stands_like(self, other: Policy) -> bool:
+        """Whether a change from `other` leaves the endpoints' lists of policies as they are."""
+        return (
+            self.tier == other.tier
+            and self.sort_key == other.sort_key
+            and self.governs_ingress == other.governs_ingress
+            and self.governs_egress == other.governs_egress
+            and self.stage is other.stage
+            and self.on_forward == other.on_forward
+        )
+
+
+def of_resource(key: ResourceKey, value: Resource, revision: int) -> Policy | None:
+    """None for a staged object that says nothing. Errors: InvalidInput (a bad selector)."""
+    if isinstance(value, StagedKubernetesNetworkPolicy):
+        return _of_staged_kubernetes(key, value, revision)
+    if isinstance(value, StagedNetworkPolicy | StagedGlobalNetworkPolicy):
+        if value.spec.staged_action in _EMPTY_ACTIONS:
+            return None
+        if isinstance(value, StagedNetworkPolicy):
+            return _of_namespaced(key, value, revision)
+        return _of_global(key, value, revision)
+    if isinstance(value, NetworkPolicy):
+        return _of_namespaced(key, value, revision)
+    if isinstance(value, GlobalNetworkPolicy):
+        return _of_global(key, value, revision)
+    raise TypeError(f"not a policy: {key}")
+
+
+def _of_namespaced(key: ResourceKey, value: NamespacedKind, revision: int) -> Policy:
+    spec = value.spec
+    selector = scope.network_policy_selector(
+        spec.selector or "",
+        key.namespace,
+        service_account_selector=spec.service_account_selector or "",
+    )
+    return Policy(
+        key=key,
+        namespace=key.namespace,
+        selector=parse(selector),
+        tier=spec.tier or DEFAULT_TIER,
+        sort_key=_sort_key(key, value.metadata.name, spec.order),
+        governs_ingress=not spec.types or "Ingress" in spec.types,
+        governs_egress=not spec.types or "Egress" in spec.types,
+        stage=Stage.NORMAL,
+        on_forward=False,
+        ingress=spec.ingress,
+        egress=spec.egress,
+        revision=revision,
+    )
+
+
+def _of_global(key: ResourceKey, value: GlobalKind, revision: int) -> Policy:
+    spec = value.spec
+    selector = scope.global_policy_selector(
+        spec.selector or "",
+        namespace_selector=spec.namespace_selector or "",
+        service_account_selector=spec.service_account_selector or "",
+    )
+    stage = _stage(do_not_track=spec.do_not_track, pre_dnat=spec.pre_dnat)
+    egress_too = stage is not Stage.PRE_DNAT
+    return Policy(
+        key=key,
+        namespace="",
+        selector=parse(selector),
+        tier=spec.tier or DEFAULT_TIER,
+        sort_key=_sort_key(key, value.metadata.name, spec.order),
+        governs_ingress=not spec.types or "Ingress" in spec.types,
+        governs_egress=egress_too and (not spec.types or "Egress" in spec.types),
+        stage=stage,
+        on_forward=spec.apply_on_forward and stage is Stage.NORMAL,
+        ingress=spec.ingress,
+        egress=spec.egress,
+        revision=revision,
+    )
+
+
+def _of_staged_kubernetes(
+    key: ResourceKey, value: StagedKubernetesNetworkPolicy, revision: int
+) -> Policy | None:
+    spec = value.spec
+    if spec.staged_action in _EMPTY_ACTIONS:
+        return None
+    converted = conversion.network_policy(
+        {
+            "metadata": {"name": key.name, "namespace": key.namespace},
+            "spec": {
+                "podSelector": spec.pod_selector,
+                "ingress": list(spec.ingress),
+                "egress": list(spec.egress),
+                "policyTypes": list(spec.policy_types),
+            },
+        }
+    )
+    return _of_namespaced(key, converted.resource, revision)
+
+
+def _stage(*, do_not_track: bool, pre_dnat: bool) -> Stage:
+    if do_not_track:
+        return Stage.UNTRACKED
+    return Stage.PRE_DNAT if pre_dnat else Stage.NORMAL
+
+
+def _sort_key(key: ResourceKey, name: str, order: float | None) -> SortKey:
+    """The key's own name last: before v3.32 two keys could show the same name."""
+    shown = f"{name or key.name}/{key.namespace}/{key.kind}"
+    return (math.inf if order is None else order, shown, key.name)
