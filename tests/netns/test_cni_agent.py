@@ -1,0 +1,321 @@
+"""The CNI plugin as a runtime runs it: the installed client, the agent, real wires, our IPAM.
+
+felix is played by a recording programmer, the datastore is in memory so that it can fail when told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from libcalico.model.keys import ResourceKey
+from tests.support.cni import CONF, AgentNode, agent_node
+from tests.support.netns import Namespace, NamespaceSet
+
+POD_ARGS = "IgnoreUnknown=1;K8S_POD_NAMESPACE=prod;K8S_POD_NAME=web"
+ENDPOINTS = "/calico/resources/v3/projectcalico.org/workloadendpoints/"
+POD_KEY = ResourceKey("WorkloadEndpoint", "node--1-k8s-web-eth0", "prod")
+
+
+@pytest.fixture
+def pod(netns: NamespaceSet) -> Namespace:
+    return netns.make("pod")
+
+
+async def add(agent: AgentNode, pod: Namespace, **arguments):
+    arguments = {"CNI_ARGS": POD_ARGS, **arguments}
+    return await agent.call("ADD", CNI_NETNS=pod.path, **arguments)
+
+
+async def test_an_add_wires_records_and_answers(node, pod, tmp_path):
+    async with agent_node(node, tmp_path) as agent:
+        code, result = await add(agent, pod)
+        assert code == 0, result
+        host, inside = result["interfaces"]
+        assert (host["mac"], inside["name"], inside["sandbox"]) == (
+            "ee:ee:ee:ee:ee:ee",
+            "eth0",
+            pod.path,
+        )
+        addresses = [ip["address"] for ip in result["ips"]]
+        assert [a.rpartition("/")[2] for a in addresses] == ["32", "128"]
+        shown = json.loads(pod.run("ip", "-j", "addr", "show", "eth0"))[0]
+        found = {f"{a['local']}/{a['prefixlen']}": a for a in shown["addr_info"]}
+        assert set(addresses) <= set(found)
+        # Tentative addresses would cost every pod a second: duplicate detection is off.
+        assert not any(found[address].get("tentative") for address in addresses)
+        assert shown["mtu"] == 1450
+        assert "default via 169.254.1.1 dev eth0" in pod.run("ip", "route")
+        assert "default via fe80::ecee:eeff:feee:eeee" in pod.run("ip", "-6", "route")
+        assert "fe80::ecee:eeff:feee:eeee" in node.run("ip", "-6", "addr", "show", host["name"])
+        endpoint = agent.programmer.programmed[POD_KEY]
+        assert list(endpoint.spec.ip_networks) == addresses
+        assert endpoint.spec.interface_name == host["name"]
+        assert endpoint.spec.mac == inside["mac"]
+        assert agent.programmer.confirmed[POD_KEY] == agent.datastore.revision
+        assert "/calico/resources/v3/projectcalico.org/profiles/net" in agent.datastore.contents()
+
+
+async def test_a_del_leaves_nothing_and_may_be_repeated(node, pod, tmp_path):
+    async with agent_node(node, tmp_path) as agent:
+        assert (await add(agent, pod))[0] == 0
+        for _ in range(2):
+            code, _ = await agent.call("DEL", CNI_NETNS=pod.path, CNI_ARGS=POD_ARGS)
+            assert code == 0
+            assert agent.leftovers() == []
+        assert "eth0" not in pod.run("ip", "-o", "link")
+
+
+async def test_a_del_before_any_add_succeeds(node, pod, tmp_path):
+    async with agent_node(node, tmp_path) as agent:
+        assert (await agent.call("DEL", CNI_NETNS=pod.path, CNI_ARGS=POD_ARGS))[0] == 0
+        assert (await agent.call("DEL", CNI_NETNS="", CNI_ARGS=POD_ARGS))[0] == 0
+
+
+@pytest.mark.parametrize("netns_given", ["", "/run/netns/brn-no-such-namespace"])
+async def test_a_del_with_a_vanished_namespace_succeeds(node, pod, tmp_path, netns_given):
+    async with agent_node(node, tmp_path) as agent:
+        assert (await add(agent, pod))[0] == 0
+        code, _ = await agent.call("DEL", CNI_NETNS=netns_given, CNI_ARGS=POD_ARGS)
+        assert code == 0
+        assert agent.leftovers() == []
+
+
+async def test_a_late_del_does_not_touch_the_pods_new_container(node, netns, tmp_path):
+    old, new = netns.make("old"), netns.make("new")
+    async with agent_node(node, tmp_path) as agent:
+        assert (await add(agent, old, CNI_CONTAINERID="c1"))[0] == 0
+        _, result = await add(agent, new, CNI_CONTAINERID="c2")
+        code, _ = await agent.call(
+            "DEL", CNI_NETNS=old.path, CNI_ARGS=POD_ARGS, CNI_CONTAINERID="c1"
+        )
+        assert code == 0
+        endpoint = agent.programmer.programmed[POD_KEY]
+        assert endpoint.spec.container_id == "c2"
+        assert [ip["address"] for ip in result["ips"]] == list(endpoint.spec.ip_networks)
+        assert "eth0" in new.run("ip", "-o", "link")
+        assert result["interfaces"][0]["name"] in node.run("ip", "-o", "link")
+        held = [k for k in agent.datastore.contents() if "/handle/" in k]
+        assert held == ["/calico/ipam/v2/handle/net.c2"]
+
+
+async def test_a_repeated_add_answers_the_same(node, pod, tmp_path):
+    async with agent_node(node, tmp_path) as agent:
+        first = await add(agent, pod)
+        again = await add(agent, pod)
+        assert again[0] == 0
+        assert first[1]["ips"] == again[1]["ips"]
+
+
+async def test_a_container_that_got_a_new_namespace_is_wired_anew(node, netns, tmp_path):
+    # podman restart: the same container id, another namespace, no DEL seen in between.
+    before, after = netns.make("before"), netns.make("after")
+    async with agent_node(node, tmp_path) as agent:
+        assert (await add(agent, before))[0] == 0
+        before.remove()
+        code, result = await add(agent, after)
+        assert code == 0, result
+        assert "eth0" in after.run("ip", "-o", "link")
+        assert len([k for k in agent.datastore.contents() if "/handle/" in k]) == 1
+
+
+@pytest.mark.parametrize("failing", ["program", "wire", "record"])
+async def test_an_add_that_fails_half_way_leaves_nothing(node, pod, tmp_path, failing):
+    async with agent_node(node, tmp_path) as agent:
+        if failing == "program":
+            agent.programmer.refuse_next = True
+        elif failing == "wire":
+            pod.run("ip", "link", "add", "eth0", "type", "bridge")
+        else:
+            agent.datastore.fail_next(operations=["create"], prefix=ENDPOINTS)
+        code, error = await add(agent, pod)
+        assert code == 1
+        assert error["code"] in (5, 11, 100)
+        assert error["cniVersion"] == "1.0.0"
+        assert agent.leftovers() == []
+
+
+async def test_a_record_whose_answer_was_lost_is_cleaned_by_the_following_del(node, pod, tmp_path):
+    async with agent_node(node, tmp_path) as agent:
+        agent.datastore.lose_answer_next(operations=["create"], prefix=ENDPOINTS)
+        code, error = await add(agent, pod)
+        assert (code, error["code"]) == (1, 11)
+        assert (await agent.call("DEL", CNI_NETNS=pod.path, CNI_ARGS=POD_ARGS))[0] == 0
+        assert agent.leftovers() == []
+
+
+async def test_a_killed_client_is_rolled_back_before_the_del_that_follows(node, pod, tmp_path):
+    async with agent_node(node, tmp_path) as agent:
+        agent.programmer.hold = asyncio.Event()
+        process = await agent.start("ADD", CNI_NETNS=pod.path, CNI_ARGS=POD_ARGS)
+        await agent.programmer.entered.wait()
+        process.kill()
+        await process.wait()
+        code, _ = await agent.call("DEL", CNI_NETNS=pod.path, CNI_ARGS=POD_ARGS)
+        assert code == 0
+        assert agent.leftovers() == []
+
+
+async def test_an_add_before_in_sync_is_told_to_try_again(node, pod, tmp_path):
+    async with agent_node(node, tmp_path) as agent:
+        agent.programmer.ready = False
+        code, error = await add(agent, pod)
+        assert (code, error["code"]) == (1, 11)
+        status = {**CONF, "cniVersion": "1.1.0"}
+        code, error = await agent.call("STATUS", conf=status)
+        assert (code, error["code"]) == (1, 50)
+        agent.programmer.ready = True
+        assert (await agent.call("STATUS", conf=status)) == (0, {})
+
+
+async def test_check_finds_what_is_wrong(node, pod, tmp_path):
+    async with agent_node(node, tmp_path) as agent:
+        _, result = await add(agent, pod)
+        conf = {**CONF, "prevResult": result}
+        check = {"CNI_NETNS": pod.path, "CNI_ARGS": POD_ARGS, "conf": conf}
+        assert await agent.call("CHECK", **check) == (0, {})
+        pod.run("ip", "route", "del", "default")
+        pod.run("ip", "addr", "flush", "dev", "eth0", "scope", "global")
+        agent.programmer.programmed.clear()
+        code, error = await agent.call("CHECK", **check)
+        assert code == 1
+        for part in ("route 0.0.0.0/0", "address 10.65.0", "not programmed"):
+            assert part in error["msg"]
+        code, error = await agent.call("CHECK", **{**check, "conf": CONF})
+        assert error["code"] == 7
+
+
+async def test_gc_removes_only_what_is_not_valid(node, netns, tmp_path):
+    keep, lose = netns.make("keep"), netns.make("lose")
+    async with agent_node(node, tmp_path) as agent:
+        plain = "IgnoreUnknown=1"
+        for container, where in (("c1", keep), ("c2", lose)):
+            code, _ = await add(agent, where, CNI_CONTAINERID=container, CNI_ARGS=plain)
+            assert code == 0
+        conf = {**CONF, "cniVersion": "1.1.0"}
+        assert (await agent.call("GC", conf=conf))[0] == 0
+        assert len(agent.programmer.programmed) == 2, "no list means: nothing is known"
+        conf["cni.dev/valid-attachments"] = [{"containerID": "c1", "ifname": "eth0"}]
+        assert await agent.call("GC", conf=conf) == (0, {})
+        assert [e.spec.container_id for e in agent.programmer.programmed.values()] == ["c1"]
+        held = [k for k in agent.datastore.contents() if "/handle/" in k]
+        assert held == ["/calico/ipam/v2/handle/net.c1"]
+
+
+async def test_many_pods_at_once_get_different_addresses(node, netns, tmp_path):
+    pods = [netns.make(f"p{i}") for i in range(12)]
+    async with agent_node(node, tmp_path) as agent:
+        answers = await asyncio.gather(
+            *(
+                add(agent, where, CNI_CONTAINERID=f"c{i}", CNI_ARGS="IgnoreUnknown=1")
+                for i, where in enumerate(pods)
+            )
+        )
+        assert [code for code, _ in answers] == [0] * len(pods)
+        found = [ip["address"] for _, result in answers for ip in result["ips"]]
+        assert len(set(found)) == 2 * len(pods)
+
+
+async def test_host_local_is_delegated_to(node, pod, tmp_path):
+    ipam = {"type": "host-local", "subnet": "10.77.0.0/24", "dataDir": str(tmp_path / "hl")}
+    conf = {**CONF, "ipam": ipam}
+    async with agent_node(node, tmp_path) as agent:
+        code, result = await add(agent, pod, conf=conf)
+        assert code == 0, result
+        assert [ip["address"] for ip in result["ips"]] == ["10.77.0.2/32"]
+        assert (await agent.call("DEL", CNI_NETNS=pod.path, CNI_ARGS=POD_ARGS, conf=conf))[0] == 0
+        assert not (tmp_path / "hl/net/10.77.0.2").exists()
+        code, error = await add(agent, pod, conf={**CONF, "ipam": {"type": "no-such-ipam"}})
+        assert (code, error["code"]) == (1, 7)
+        assert agent.leftovers() == []
+
+
+async def test_calico_ipam_serves_other_plugins(node, pod, tmp_path):
+    async with agent_node(node, tmp_path) as agent:
+        arguments = {"plugin": "calico-ipam", "CNI_NETNS": pod.path}
+        code, result = await agent.call("ADD", **arguments)
+        assert code == 0, result
+        assert "interfaces" not in result
+        assert [ip["address"].rpartition("/")[2] for ip in result["ips"]] == ["32", "128"]
+        conf = {**CONF, "cniVersion": "0.4.0"}
+        assert (await agent.call("CHECK", conf=conf, **arguments))[0] == 0
+        assert (await agent.call("DEL", **arguments))[0] == 0
+        assert agent.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    ("stdin", "environ", "code"),
+    [
+        (b"{", {}, 6),
+        (b"", {}, 6),
+        (b'{"cniVersion": "9.9.9", "name": "net"}', {}, 1),
+        (None, {"CNI_NETNS": ""}, 4),
+        (None, {"CNI_COMMAND": "HOP"}, 4),
+        (None, {"CNI_NETNS": "/run/netns/brn-no-such-namespace"}, 8),
+        (None, {"CNI_NETNS": "/etc/hostname"}, 100),
+        (b'{"cniVersion": "1.0.0", "name": "net", "mtu": "x"}', {}, 7),
+        (b'{"cniVersion": "1.0.0", "name": "net"}', {}, 7),
+    ],
+)
+async def test_bad_input_gets_the_specified_error_and_leaves_nothing(
+    node, pod, tmp_path, stdin, environ, code
+):
+    async with agent_node(node, tmp_path) as agent:
+        variables = {
+            "CNI_COMMAND": "ADD",
+            "CNI_CONTAINERID": "c1",
+            "CNI_NETNS": pod.path,
+            "CNI_IFNAME": "eth0",
+            "CNI_PATH": str(agent.bin_dir),
+            **environ,
+        }
+        process = await asyncio.create_subprocess_exec(
+            str(agent.bin_dir / "calico"),
+            env=variables,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        stdout, stderr = await process.communicate(
+            json.dumps(CONF).encode() if stdin is None else stdin
+        )
+        assert process.returncode == 1
+        assert json.loads(stdout)["code"] == code, stdout
+        assert stderr == b""
+        assert agent.leftovers() == []
+
+
+async def test_without_felix_an_add_waits_and_version_answers(tmp_path):
+    from cni import install
+
+    install.install(tmp_path, None, socket_path=tmp_path / "absent.sock", conflist=b"")
+    for verb, code in (("ADD", 11), ("CHECK", 11), ("STATUS", 50)):
+        stdout = await _run_client(tmp_path, verb)
+        assert stdout["code"] == code
+        assert stdout["cniVersion"] == "1.0.0"
+    assert "1.1.0" in (await _run_client(tmp_path, "VERSION"))["supportedVersions"]
+
+
+async def _run_client(folder: Path, verb: str) -> dict:
+    process = await asyncio.create_subprocess_exec(
+        str(folder / "calico"),
+        env={"CNI_COMMAND": verb, "PATH": os.environ["PATH"]},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    stdout, _ = await process.communicate(json.dumps(CONF).encode())
+    return json.loads(stdout)
+
+
+async def test_a_foreign_program_on_the_socket_is_dropped(node, tmp_path):
+    async with agent_node(node, tmp_path) as agent:
+        reader, writer = await asyncio.open_unix_connection(agent.socket_path)
+        writer.write(b"GET / HTTP/1.0\r\n\r\n")
+        assert await reader.read() == b""
+        writer.close()
+        await writer.wait_closed()
+        assert agent.socket_path.stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,172 @@
+"""A CNI agent without felix for tests: real wires and IPAM, a programmer that records.
+
+Used by tests/netns/test_cni_agent.py. The agent's blocking work (asyncio.to_thread) runs in threads
+that live in the node's namespace, so one test process holds agent, datastore and kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from cni import install
+from cni.addresses import Addresses
+from cni.agent import Agent
+from cni.endpoints import EndpointStore
+from cni.ports import HostSettings
+from ipam.client import IpamClient
+from libcalico.errors import ProgrammingFailed
+from libcalico.model import IPPool, Node, WorkloadEndpoint
+from libcalico.model.codec import encode
+from libcalico.model.defaults import initial_cluster_information, with_defaults
+from libcalico.model.ippool import IPPoolSpec
+from libcalico.model.keys import ResourceKey, key_of, path_of
+from libcalico.model.meta import ObjectMeta
+from libcalico.netlink.namespace import _set_namespace
+from libcalico.testing.datastore import MemoryDatastore
+from tests.support.netns import Namespace
+
+NODE = "node-1"
+CONF: dict[str, Any] = {
+    "cniVersion": "1.0.0",
+    "name": "net",
+    "type": "calico",
+    "ipam": {"type": "calico-ipam", "assign_ipv4": "true", "assign_ipv6": "true"},
+}
+
+
+class RecordingProgrammer:
+    """Satisfies cni.ports; keeps what is programmed, and fails or hangs on request."""
+
+    def __init__(self) -> None:
+        self.programmed: dict[ResourceKey, WorkloadEndpoint] = {}
+        self.confirmed: dict[ResourceKey, int] = {}
+        self.ready = True
+        self.refuse_next = False
+        self.hold: asyncio.Event | None = None
+        self.entered = asyncio.Event()
+
+    def settings(self) -> HostSettings:
+        return HostSettings(NODE, "cali", 1450, True)
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+    async def program(self, key: ResourceKey, endpoint: WorkloadEndpoint) -> None:
+        self.entered.set()
+        if self.hold is not None:
+            await self.hold.wait()
+        if self.refuse_next:
+            self.refuse_next = False
+            raise ProgrammingFailed("program endpoint", key.name, 22, "refused by the test")
+        self.programmed[key] = endpoint
+
+    async def confirm(self, key: ResourceKey, revision: int) -> None:
+        self.confirmed[key] = revision
+
+    async def retract(self, key: ResourceKey) -> None:
+        self.programmed.pop(key, None)
+
+    def endpoint_in_dataplane(self, key: ResourceKey) -> bool:
+        return key in self.programmed
+
+
+def seeded_datastore() -> MemoryDatastore:
+    """Initialised, with one node and a small pool of each family."""
+    datastore = MemoryDatastore()
+    resources = [
+        initial_cluster_information("0" * 32),
+        Node(metadata=ObjectMeta(name=NODE)),
+        with_defaults(IPPool(metadata=ObjectMeta(name="v4"), spec=IPPoolSpec(cidr="10.65.0.0/24"))),
+        with_defaults(IPPool(metadata=ObjectMeta(name="v6"), spec=IPPoolSpec(cidr="fd65::/112"))),
+    ]
+    datastore.seed({path_of(key_of(resource)): encode(resource) for resource in resources})
+    return datastore
+
+
+class AgentNode:
+    """One node: run plugins with `call`, look at `datastore` and `programmer`."""
+
+    def __init__(self, node: Namespace, folder: Path) -> None:
+        self.node = node
+        self.socket_path = folder / "cni.sock"
+        self.bin_dir = folder / "bin"
+        self.datastore = seeded_datastore()
+        self.programmer = RecordingProgrammer()
+        self.ipam = IpamClient(self.datastore)
+        self.agent = Agent(self.programmer, EndpointStore(self.datastore), Addresses(self.ipam))
+        install.install(self.bin_dir, None, socket_path=self.socket_path, conflist=b"")
+
+    async def start(
+        self,
+        verb: str,
+        *,
+        plugin: str = "calico",
+        conf: dict[str, Any] | None = None,
+        **environ: str,
+    ) -> asyncio.subprocess.Process:
+        """Execute the installed client as a runtime does, in the node's namespace."""
+        variables = {
+            "CNI_COMMAND": verb,
+            "CNI_CONTAINERID": "c1",
+            "CNI_IFNAME": "eth0",
+            "CNI_PATH": f"{self.bin_dir}:/usr/lib/cni",
+            **environ,
+        }
+        process = await asyncio.create_subprocess_exec(
+            "nsenter",
+            f"--net={self.node.path}",
+            str(self.bin_dir / plugin),
+            env=variables,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(CONF if conf is None else conf).encode())
+        process.stdin.close()
+        return process
+
+    async def call(self, verb: str, **arguments: Any) -> tuple[int, dict[str, Any]]:
+        """Returns exit code and the decoded standard output ({} for none)."""
+        process = await self.start(verb, **arguments)
+        assert process.stdout is not None
+        stdout, stderr = await asyncio.gather(process.stdout.read(), process.stderr.read())
+        code = await process.wait()
+        assert b"Traceback" not in stderr, stderr.decode()
+        return code, json.loads(stdout) if stdout.strip() else {}
+
+    def leftovers(self) -> list[str]:
+        """What a pod could have left: endpoints, handles, assigned addresses, host interfaces."""
+        left = [k for k in self.datastore.contents() if "/workloadendpoints/" in k]
+        left += [k for k in self.datastore.contents() if "/ipam/v2/handle/" in k]
+        shown = self.node.run("ip", "-o", "link", "show")
+        left += [line for line in shown.splitlines() if ": cali" in line]
+        return left + [key.name for key in self.programmer.programmed]
+
+
+@asynccontextmanager
+async def agent_node(node: Namespace, folder: Path) -> AsyncIterator[AgentNode]:
+    """Serve the agent until the block ends."""
+    fd = os.open(node.path, os.O_RDONLY | os.O_CLOEXEC)
+    executor = ThreadPoolExecutor(8, initializer=lambda: _set_namespace(fd, node.path))
+    asyncio.get_running_loop().set_default_executor(executor)
+    serving = None
+    try:
+        made = AgentNode(node, folder)
+        serving = asyncio.ensure_future(made.agent.serve(made.socket_path))
+        # One turn of the loop binds the socket: serve() does so before its first await.
+        await asyncio.sleep(0)
+        yield made
+    finally:
+        if serving is not None:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+        executor.shutdown(wait=True)
+        os.close(fd)
