@@ -30,6 +30,7 @@ from ipam.requests import Release
 from ipam.reservations import NONE_RESERVED, Reservations
 from libcalico.errors import AffinityLost, NotFound, SuiteError
 from libcalico.model.ipam import Block, Handle
+from libcalico.model.names import normal_handle_id
 from libcalico.net import Address
 
 
@@ -279,7 +280,7 @@ class _Batch:
         released = self._draft.release_handle(handle_id, now, cooldown_s)
         if not released and attempt.unsure:
             return Done(attempt.unsure[-1], recognised=True)
-        counts = {handles.sanitize(handle_id): len(released)} if released else {}
+        counts = {normal_handle_id(handle_id): len(released)} if released else {}
         return self._account(ReleaseEffect(released, counts=counts))
 
     def _account(self, effect: ReleaseEffect) -> Done:

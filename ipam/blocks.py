@@ -35,6 +35,7 @@ from ipam.requests import (
 from ipam.reservations import NONE_RESERVED, Reservations
 from libcalico.errors import AlreadyExists, BadSequenceNumber
 from libcalico.model.ipam import AllocationAttribute, Block
+from libcalico.model.names import normal_handle_id
 from libcalico.net import Address, Network, address_of, parse_cidr
 
 UNUSED_ATTRIBUTE = "an attribute is not used by any allocation"
@@ -52,11 +53,6 @@ def parse_time(text: str | None) -> float | None:
     except ValueError:
         return None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
-def sanitize(handle_id: str) -> str:
-    """Old migrations stored handles with a carriage return and garbage behind it: cut there."""
-    return handle_id.split("\r", 1)[0]
 
 
 def new_block(cidr: str, first_sequence: int, reserved: HostReserved | None = None) -> Block:
@@ -163,7 +159,7 @@ Held = tuple[int, AllocationAttribute | None, int]
 
 @dataclass(frozen=True, slots=True)
 class ReleaseEffect:
-    """`released` shows the holders before. `counts`: addresses released by handle id (sanitised;
+    """`released` shows the holders before. `counts`: addresses released by handle id (as compared;
     addresses without a handle are not counted)."""
 
     released: tuple[Held, ...] = ()
@@ -268,8 +264,8 @@ class BlockDraft:
             if attribute is None or attribute.released_at is not None:
                 unallocated.append(request.address)
                 continue
-            handle_id = sanitize(attribute.handle_id or "")
-            if request.handle_id and sanitize(request.handle_id) != handle_id:
+            handle_id = normal_handle_id(attribute.handle_id or "")
+            if request.handle_id and normal_handle_id(request.handle_id) != handle_id:
                 raise BadHandle(str(request.address), request.handle_id, handle_id)
             released.append(ordinal)
             if handle_id:
@@ -282,11 +278,11 @@ class BlockDraft:
 
     def release_handle(self, handle_id: str, now: float, cooldown_s: float) -> tuple[Held, ...]:
         """Everything the handle holds here. Their sequence entries stay as they are (§2.6)."""
-        wanted = sanitize(handle_id)
+        wanted = normal_handle_id(handle_id)
         mine = {
             index
             for index, attribute in enumerate(self._attributes)
-            if attribute.handle_id is not None and sanitize(attribute.handle_id) == wanted
+            if attribute.handle_id is not None and normal_handle_id(attribute.handle_id) == wanted
         }
         released = [o for o, index in enumerate(self._allocations) if index in mine]
         before = self.held(released)
@@ -376,7 +372,7 @@ def assignment_of(block: Block, address: Address) -> Assignment | None:
         return None
     return Assignment(
         address=address,
-        handle_id=None if attribute.handle_id is None else sanitize(attribute.handle_id),
+        handle_id=None if attribute.handle_id is None else normal_handle_id(attribute.handle_id),
         attributes=attribute.secondary or NO_ATTRIBUTES,
         alternate_attributes=attribute.alternate_owner_attrs or NO_ATTRIBUTES,
         sequence_number=block.sequence_number_for_allocation.get(str(ordinal), 0),
@@ -390,12 +386,12 @@ def is_cooling(block: Block, address: Address) -> bool:
 
 def addresses_of(block: Block, handle_id: str) -> tuple[Address, ...]:
     """What a handle holds in a block, ascending."""
-    network, wanted = parse_cidr(block.cidr), sanitize(handle_id)
+    network, wanted = parse_cidr(block.cidr), normal_handle_id(handle_id)
     base = int(network.network_address)
     mine = {
         index
         for index, attribute in enumerate(block.attributes or ())
-        if attribute.handle_id is not None and sanitize(attribute.handle_id) == wanted
+        if attribute.handle_id is not None and normal_handle_id(attribute.handle_id) == wanted
     }
     return tuple(
         address_of(network.version, base + ordinal)

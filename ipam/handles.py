@@ -1,6 +1,7 @@
-"""Handles: who asked for which blocks. Their names are made and read here only.
+"""Handles: who asked for which blocks, and how many addresses of each.
 
-Layer: ipam, pure. Used by `ipam.batch`, cni (workload handles), felix and calicoctl (tunnels).
+Layer: ipam, pure. Used by `ipam.batch` and, for tunnels, by felix and calicoctl. The ids themselves
+are made by `libcalico.model.names` (a workload's by `cni_handle_id`).
 
 A handle counts addresses by block, so that everything of one owner is found without a scan.
   H1  a handle never counts less than is assigned; Calico's counts more when it dies between its two
@@ -17,38 +18,30 @@ import enum
 
 import msgspec
 
-from ipam.blocks import sanitize
 from ipam.errors import HandleLimitReached, HandleMismatch
 from libcalico.model.ipam import Handle
+from libcalico.model.names import tunnel_handle_id
 from libcalico.net import parse_cidr
-
-__all__ = ["Tunnel", "decrement", "held", "increment", "sanitize", "workload_handle"]
-
-
-def workload_handle(network_name: str, container_id: str) -> str:
-    """What the CNI plugin files a container's addresses under."""
-    return f"{network_name}.{container_id}"
 
 
 class Tunnel(enum.Enum):
-    """The addresses a node takes for its own tunnel devices: (handle prefix, type, family)."""
+    """The addresses a node takes for its own tunnel devices; the value is the attribute `type`."""
 
-    IPIP = ("ipip-tunnel-addr", "ipipTunnelAddress", 4)
-    VXLAN = ("vxlan-tunnel-addr", "vxlanTunnelAddress", 4)
-    VXLAN_V6 = ("vxlan-v6-tunnel-addr", "vxlanV6TunnelAddress", 6)
-    WIREGUARD = ("wireguard-tunnel-addr", "wireguardTunnelAddress", 4)
-    WIREGUARD_V6 = ("wireguard-v6-tunnel-addr", "wireguardV6TunnelAddress", 6)
+    IPIP = "ipipTunnelAddress"
+    VXLAN = "vxlanTunnelAddress"
+    VXLAN_V6 = "vxlanV6TunnelAddress"
+    WIREGUARD = "wireguardTunnelAddress"
+    WIREGUARD_V6 = "wireguardV6TunnelAddress"
 
-    def __init__(self, prefix: str, attribute_type: str, version: int) -> None:
-        self.prefix = prefix
-        self.attribute_type = attribute_type
-        self.version = version
+    @property
+    def version(self) -> int:
+        return 6 if self in (Tunnel.VXLAN_V6, Tunnel.WIREGUARD_V6) else 4
 
     def handle(self, node: str) -> str:
-        return f"{self.prefix}-{node}"
+        return tunnel_handle_id(self.value, node)
 
     def attributes(self, node: str) -> dict[str, str]:
-        return {"node": node, "type": self.attribute_type}
+        return {"node": node, "type": self.value}
 
 
 def increment(

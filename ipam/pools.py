@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from ipam.errors import NoPools, PoolRefused, UseRequired
 from ipam.requests import NO_ATTRIBUTES, TUNNEL, WORKLOAD, HostReserved
 from ipam.reservations import Interval, Reservations, interval_of, merged
+from libcalico.errors import ValidationError
 from libcalico.model.ippool import IPPool
 from libcalico.net import Address, AddressError, Network, network_of, overlap, parse_cidr
 from libcalico.selector import parse as parse_selector
@@ -171,6 +172,18 @@ def pool_of(pools: Iterable[Pool], address: Address) -> Pool | None:
 
 def contains(pools: Iterable[Pool], block: Network) -> bool:
     return pool_of(pools, block.network_address) is not None
+
+
+def check_block_size(pool: Pool, existing: Iterable[Network]) -> None:
+    """A new pool must not lie over blocks of another size (§2.4). Errors: ValidationError."""
+    for block in existing:
+        if block.prefixlen != pool.block_size and overlap(block, pool.cidr):
+            raise ValidationError.of(
+                "IPPool.Spec.BlockSize",
+                pool.block_size,
+                "IPPool blocksSize conflicts with existing allocations that use a different "
+                "blockSize",
+            )
 
 
 # ---- blocks of a pool (P2, P3) -------------------------------------------------------------------

@@ -195,6 +195,7 @@ class _Round:
         self._failures = 0
         # Handles read since the batch came in (L2 holds for them as well).
         self._current_handles: set[str] = set()
+        self._base: Versioned[Block] = Versioned()
 
     async def run(self) -> None:
         try:
@@ -227,7 +228,8 @@ class _Round:
     async def _plan(self, tickets: Sequence[_Ticket]) -> Plan | None:
         """A plan that is worth writing. None: there is none, or look again."""
         context = self._context
-        block = await self._view()
+        self._base = await self._view()
+        block = self._base.value
         moment = Moment(context.clock.wall(), tickets[0].terms.cooldown_s)
         attempts = [Attempt(ticket.operation, ticket.unsure) for ticket in tickets]
         plan = batch.plan(self._lane.cidr, block, attempts, context.handles, moment)
@@ -243,13 +245,13 @@ class _Round:
             self._lane.view = None
         return None
 
-    async def _view(self) -> Block | None:
+    async def _view(self) -> Versioned[Block]:
         """Errors: MalformedBlock, DecodeError."""
         lane = self._lane
         if lane.view is None:
             self._see(await self._context.records.block(lane.cidr))
         assert lane.view is not None
-        return lane.view.value
+        return lane.view
 
     def _see(self, view: Versioned[Block]) -> None:
         """The block as it is in the datastore now. Errors: MalformedBlock."""
@@ -267,7 +269,7 @@ class _Round:
     def _answer_observations(self, tickets: Sequence[_Ticket], plan: Plan) -> bool:
         """Answer what needs no write. False when some of that needs a fresher view (L2)."""
         complete = True
-        block = self._lane.view.value if self._lane.view else None
+        block = self._base.value
         for ticket, result in zip(tickets, plan.results, strict=True):
             if not _is_observation(result):
                 continue
@@ -281,11 +283,9 @@ class _Round:
     # ---- writing -------------------------------------------------------------------------------
 
     async def _write(self, plan: Plan, tickets: Sequence[_Ticket]) -> None:
-        lane, handles = self._lane, self._context.handles
-        view = lane.view
-        assert view is not None
+        cidr, handles = self._lane.cidr, self._context.handles
         changes = [
-            Change(BlockKey(lane.cidr), view.mod_revision, plan.block_after),
+            Change(BlockKey(cidr), self._base.mod_revision, plan.block_after),
             *(Change(g.key, g.mod_revision, keep=True) for g in _guards(tickets, plan)),
         ]
         together = list(plan.handles_after.items())[:MAX_HANDLES]

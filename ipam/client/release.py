@@ -30,6 +30,7 @@ from ipam.requests import Assignment, Failure, Release, Released
 from libcalico.errors import AffinityLost, BlockNotEmpty, NotFound, SuiteError
 from libcalico.model.ipam import Block, Handle
 from libcalico.model.keys import BlockKey, HandleKey, identifier
+from libcalico.model.names import normal_handle_id
 from libcalico.net import Address, Network, address_of, parse_cidr
 from libcalico.runtime import log
 
@@ -105,7 +106,7 @@ class Releaser:
     async def release_handle(self, handle_id: str) -> tuple[Address, ...]:
         """See `IpamClient.release_by_handle`."""
         facts = await self._parts.source.facts()
-        handle_id = blocks.sanitize(handle_id)
+        handle_id = normal_handle_id(handle_id)
         known = self._remembered(handle_id)
         is_current = known is None
         if known is None:
@@ -176,7 +177,7 @@ class Releaser:
 
     async def addresses_of(self, handle_id: str) -> tuple[Address, ...]:
         """See `IpamClient.ips_by_handle`."""
-        handle_id = blocks.sanitize(handle_id)
+        handle_id = normal_handle_id(handle_id)
         handle = (await self._read_handle(handle_id)).value
         if handle is None:
             raise NotFound(identifier(HandleKey(handle_id)))

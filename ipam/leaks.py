@@ -1,0 +1,192 @@
+"""Which assignments somebody uses, and which were left behind.
+
+Layer: ipam, pure. Used by calicoctl (`ipam check`) and by the controller that collects garbage.
+
+  K1  in use is what a workload endpoint, a node (tunnels) or a service names;
+  K2  an assignment nobody names is a leak only after it has been seen so, with the same sequence
+      number, for a grace period: between an ADD's assignment and its endpoint lies a moment, and a
+      release by sequence number can then hit no later assignment;
+  K3  an assignment without handle and attributes was made by hand: its owner is unknown, and it is
+      reported, never collected.
+
+Source: datamodel §6.9; Calico kube-controllers/pkg/controllers/node/ipam*.go, calicoctl ipam check.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ipam.requests import WINDOWS_RESERVED_HANDLE, Release
+from libcalico.model.endpoints import WorkloadEndpoint
+from libcalico.model.ipam import AllocationAttribute, Block, Handle
+from libcalico.model.names import normal_handle_id
+from libcalico.model.node import Node
+from libcalico.net import Address, AddressError, address_of, parse_cidr, parse_cidr_or_ip
+
+
+class Standing(enum.Enum):
+    """How an assignment stands."""
+
+    IN_USE = "in use"
+    LEAKED = "leaked"
+    COOLING = "cooling down"
+    RESERVED = "reserved by the host"
+    UNKNOWN = "unknown owner"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """One assigned address. `owners`: who names it (K1); `borrowed`: its node is not the block's
+    owner."""
+
+    address: Address
+    block: str
+    standing: Standing
+    handle_id: str | None = None
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    sequence_number: int = 0
+    borrowed: bool = False
+    owners: tuple[str, ...] = ()
+
+    @property
+    def node(self) -> str | None:
+        return self.attributes.get("node")
+
+    def as_release(self) -> Release:
+        """Releases this assignment and no later one."""
+        return Release(
+            address=self.address,
+            handle_id=self.handle_id or "",
+            sequence_number=self.sequence_number,
+        )
+
+
+Owners = Mapping[Address, tuple[str, ...]]
+
+
+def owners_of(
+    endpoints: Iterable[WorkloadEndpoint], nodes: Iterable[Node], others: Owners | None = None
+) -> dict[Address, tuple[str, ...]]:
+    """Who names which address. Endpoints of nodes that do not exist are no evidence. `others`:
+    what only the caller knows of, such as service load balancer addresses."""
+    found = {address: list(names) for address, names in (others or {}).items()}
+    present = {node.metadata.name: node for node in nodes}
+    for endpoint in endpoints:
+        if endpoint.spec.node in present:
+            name = f"{endpoint.metadata.namespace}/{endpoint.metadata.name}"
+            for address in _addresses(endpoint.spec.ip_networks):
+                found.setdefault(address, []).append(f"WorkloadEndpoint({name})")
+    for node in present.values():
+        for address in _addresses(tunnel_addresses(node)):
+            found.setdefault(address, []).append(f"Node({node.metadata.name})")
+    return {address: tuple(names) for address, names in found.items()}
+
+
+def tunnel_addresses(node: Node) -> tuple[str, ...]:
+    """Every address the node took for its tunnels, of both families."""
+    spec = node.spec
+    texts = [spec.ipv4_vxlan_tunnel_addr, spec.ipv6_vxlan_tunnel_addr]
+    if spec.bgp is not None:
+        texts.append(spec.bgp.ipv4_ipip_tunnel_addr)
+    if spec.wireguard is not None:
+        texts += [spec.wireguard.interface_ipv4_address, spec.wireguard.interface_ipv6_address]
+    return tuple(text for text in texts if text)
+
+
+def _addresses(texts: Iterable[str]) -> Iterator[Address]:
+    for text in texts:
+        try:
+            yield parse_cidr_or_ip(text).network_address
+        except AddressError:
+            continue  # a malformed address proves nothing
+
+
+def classify(blocks: Iterable[Block], owners: Owners) -> list[Allocation]:
+    """Every assignment of every block, in block order."""
+    return [
+        _allocation(block, ordinal, attribute, owners)
+        for block in blocks
+        for ordinal in range(len(block.allocations))
+        if (attribute := block.attribute_of(ordinal)) is not None
+    ]
+
+
+def _allocation(
+    block: Block, ordinal: int, attribute: AllocationAttribute, owners: Owners
+) -> Allocation:
+    network = parse_cidr(block.cidr)
+    address = address_of(network.version, int(network.network_address) + ordinal)
+    named = owners.get(address, ())
+    node = attribute.secondary.get("node")
+    handle_id = attribute.handle_id
+    return Allocation(
+        address=address,
+        block=block.cidr,
+        standing=_standing(attribute, named),
+        handle_id=None if handle_id is None else normal_handle_id(handle_id),
+        attributes=attribute.secondary,
+        sequence_number=block.sequence_number_for_allocation.get(str(ordinal), 0),
+        borrowed=node is not None and block.affinity is not None and block.host != node,
+        owners=named,
+    )
+
+
+def _standing(attribute: AllocationAttribute, named: Sequence[str]) -> Standing:
+    if attribute.released_at is not None:
+        return Standing.COOLING
+    if (attribute.handle_id or "").lower() == WINDOWS_RESERVED_HANDLE:
+        return Standing.RESERVED
+    if named:
+        return Standing.IN_USE
+    known = attribute.handle_id or attribute.secondary or attribute.alternate_owner_attrs
+    return Standing.LEAKED if known else Standing.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class HandleFindings:
+    """`idle` count addresses that no block holds for them; `missing` hold some without a record."""
+
+    idle: tuple[str, ...]
+    missing: tuple[str, ...]
+    matched: int
+
+
+def check_handles(blocks: Iterable[Block], handles: Mapping[str, Handle]) -> HandleFindings:
+    """Compare the handles with what the blocks say."""
+    held = {
+        normal_handle_id(attribute.handle_id)
+        for block in blocks
+        for attribute in block.attributes or ()
+        if attribute.handle_id and attribute.handle_id.lower() != WINDOWS_RESERVED_HANDLE
+    }
+    recorded = {normal_handle_id(handle_id) for handle_id in handles}
+    return HandleFindings(
+        idle=tuple(sorted(recorded - held)),
+        missing=tuple(sorted(held - recorded)),
+        matched=len(recorded & held),
+    )
+
+
+class LeakTracker:
+    """Remembers since when an assignment looks leaked (K2). `now` in monotonic seconds."""
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._since: dict[tuple[Address, int], float] = {}
+
+    def observe(self, allocations: Iterable[Allocation], now: float) -> list[Allocation]:
+        """Leaks older than the grace period. Hand in all allocations each time: what is missing or
+        in use again is forgotten."""
+        leaked = {
+            (allocation.address, allocation.sequence_number): allocation
+            for allocation in allocations
+            if allocation.standing is Standing.LEAKED
+        }
+        self._since = {key: self._since.get(key, now) for key in leaked}
+        return [a for key, a in leaked.items() if now - self._since[key] >= self._grace_s]
+
+    def dump(self) -> dict[str, object]:
+        """Suspects and since when."""
+        return {f"{address}#{number}": at for (address, number), at in self._since.items()}
