@@ -16,6 +16,7 @@ Source: datamodel §0.3, §1.2-1.5; Calico libcalico-go/lib/backend/{model,etcdv
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -266,17 +267,17 @@ def _finish_member(shape: Shape, value: Any, name: str, unknown: Unknown) -> Any
         if value is None and not child:
             return None
         return _finish(shape, value or {}, child)
-    if isinstance(shape, Listing) and isinstance(shape.item, Record):
-        if value is None:
-            return None
-        return _finish_list(shape.item, value, unknown.items.get(name, ()))
+    if isinstance(shape, Listing) and value is not None:
+        if isinstance(shape.item, Record):
+            return _finish_list(shape.item, value, unknown.items.get(name, ()))
+        return list(value)  # msgspec leaves tuples as they are
     if isinstance(shape, Scalar) and shape.name == "float":
         return _go_float(value)
     return value
 
 
 def _finish_list(
-    record: Record, values: list[dict[str, Any]], items: tuple[UnknownItem, ...]
+    record: Record, values: Sequence[dict[str, Any]], items: tuple[UnknownItem, ...]
 ) -> list[dict[str, Any]]:
     if not items:
         return [_finish(record, value, NOTHING_UNKNOWN) for value in values]
@@ -285,7 +286,7 @@ def _finish_list(
 
 
 def _match_items(
-    record: Record, values: list[dict[str, Any]], items: tuple[UnknownItem, ...]
+    record: Record, values: Sequence[dict[str, Any]], items: tuple[UnknownItem, ...]
 ) -> dict[int, Unknown]:
     """Give unknown members back to the items they came from.
 

@@ -35,6 +35,8 @@ MAX_DOCUMENT_BYTES = 10 * 1024 * 1024
 # One wrong file should not fill a terminal.
 MAX_ERRORS_PER_DOCUMENT = 100
 
+_REFUSED = object()
+
 
 class DocumentError(InvalidInput):
     """One thing wrong with one document. `document` counts from 1; `path` is "" for all of it."""
@@ -127,14 +129,19 @@ def _read_document(number: int, line: int, text: str) -> Document | None:
 def _parse(text: str) -> Any:
     """JSON by the fast parser; whatever that refuses, as YAML (which is a superset)."""
     if text.lstrip()[:1] in ("{", "["):
-        try:
-            msgspec.json.decode(text)  # what `json` lets pass: NaN, broken surrogates
-            value = json.loads(text, object_pairs_hook=_unique)
-            if not is_deeper_than(value, MAX_DEPTH):
-                return value
-        except (ValueError, msgspec.MsgspecError, RecursionError):
-            pass  # the YAML parser says what is wrong, and where
+        value = _parse_json(text)
+        if value is not _REFUSED:
+            return value
     return load(text)
+
+
+def _parse_json(text: str) -> Any:
+    try:
+        msgspec.json.decode(text)  # refuses what `json` lets pass: NaN, broken surrogates
+        value = json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, msgspec.MsgspecError, RecursionError):
+        return _REFUSED  # the YAML parser will say what is wrong, and where
+    return _REFUSED if is_deeper_than(value, MAX_DEPTH) else value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -231,9 +231,9 @@ def parse_duration_ns(text: str) -> int:
         if unit[0] not in _NS_BY_UNIT:
             raise _bad_duration(text, f'unknown unit "{unit[0]}" in duration')
         size = _NS_BY_UNIT[unit[0]]
-        # Digits beyond these cannot count: the total is refused, or they are below a nanosecond.
-        whole, fraction = number[1][-40:], (number[2] or "")[:20]
-        total += int(whole or 0) * size + int(fraction or 0) * size // 10 ** len(fraction)
+        # More digits of a fraction than these are far below a nanosecond.
+        whole, fraction = _number(number[1]), (number[2] or "")[:20]
+        total += whole * size + int(fraction or 0) * size // 10 ** len(fraction)
         if total > _MAX_DURATION_NS:
             raise _bad_duration(text, "invalid duration")
         position = unit.end()

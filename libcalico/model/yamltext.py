@@ -214,7 +214,7 @@ def _scalar(event: Any, line: int) -> Any:
         return text
     if name == "binary":
         try:
-            return base64.b64decode(text, validate=False).decode()
+            return base64.b64decode("".join(text.split()), validate=True).decode()
         except (binascii.Error, UnicodeDecodeError, ValueError) as err:
             raise YamlError(line, "!!binary value contains invalid base64 data") from err
     value = resolve(text)
