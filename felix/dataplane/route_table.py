@@ -452,6 +452,10 @@ class RouteTable:
             return ""
         return self._refusals.get(key, "not written yet")
 
+    def is_wanted(self, dst: str) -> bool:
+        """Some source wants a route to `dst`, whether or not there can be one now."""
+        return dst in self._sources_by_dst
+
     def is_absent(self, dst: str) -> bool:
         """True when the kernel holds no route of ours to `dst`."""
         unwanted = self._tracker.pending_deletions()

@@ -160,12 +160,15 @@ def delete_route(route: Route) -> Request:
 
 @dataclass(frozen=True, slots=True)
 class RouteFilter:
-    """Which routes of a dump are wanted; 0 means any. The kernel filters too where it can."""
+    """Which routes of a dump are wanted; 0 means any. The kernel filters too where it can.
+
+    Routes of `skip_protocols` are passed over before they are decoded: that costs little."""
 
     table: int = TABLE_MAIN
     protocol: int = 0
     ifindex: int = 0
     type: RouteType = RouteType.UNSPEC
+    skip_protocols: frozenset[int] = frozenset()
 
     def matches(self, route: Route) -> bool:
         return (
@@ -173,6 +176,7 @@ class RouteFilter:
             and (not self.protocol or route.protocol == self.protocol)
             and (not self.ifindex or any(h.ifindex == self.ifindex for h in route.nexthops))
             and (not self.type or route.type == self.type)
+            and route.protocol not in self.skip_protocols
         )
 
 
@@ -189,7 +193,10 @@ def list_routes(family: int, wanted: RouteFilter = MAIN_TABLE) -> Query[Route]:
         filters += attr_u32(RTA_OIF, wanted.ifindex)
 
     def parse(received: Message) -> Route | None:
-        if received.type != RTM_NEWROUTE or received.body[0] != family:
+        body = received.body
+        if received.type != RTM_NEWROUTE:
+            return None
+        if len(body) >= _RTMSG.size and (body[0] != family or body[5] in wanted.skip_protocols):
             return None
         route = parse_route(received)
         return route if route is not None and wanted.matches(route) else None

@@ -1,0 +1,142 @@
+"""Manager of endpoint status: decides up, down or error, and tells those who publish it.
+
+Layer: felix.dataplane. The loop calls `on_applied` after every cycle; sinks (files for CNI, keys
+in the datastore) are given by the daemon and do the I/O.
+
+An endpoint is "up" when its interface runs and its routes, settings and policy are in the kernel;
+"down" when the interface does not run or the endpoint is switched off; "error" when the kernel
+refuses something. A host endpoint is "up" when an interface matches and runs, "down" when it
+matches and does not run, "error" when nothing on this node matches.
+
+Invariants:
+  T1  a sink hears of a status only when it changed; everything is said once after a start;
+  T2  while the filter rules are not in the kernel nothing but removals is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from felix.dataplane.endpoint_mgr import EndpointManager, EndpointStatus
+from felix.dataplane.manager import InterfaceState
+from felix.intent import HostEndpointRemove, HostEndpointUpdate, Intent
+from libcalico.model.keys import ResourceKey
+
+ANY_INTERFACE = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointReport:
+    """The published state of one endpoint; `nets` and `mac` are empty for a host endpoint."""
+
+    key: ResourceKey
+    status: EndpointStatus
+    interface: str = ""
+    mac: str = ""
+    nets: tuple[str, ...] = ()
+
+
+class StatusSink(Protocol):
+    def on_report(self, key: ResourceKey, report: EndpointReport | None) -> None:
+        """None: the endpoint is gone."""
+        ...
+
+    def on_complete(self) -> None:
+        """Every present endpoint has been reported once: what else was published is stale."""
+        ...
+
+
+class StatusManager:
+    """Manager and InterfaceListener; asks the EndpointManager about workloads."""
+
+    def __init__(self, endpoints: EndpointManager, sinks: Sequence[StatusSink]) -> None:
+        self._endpoints, self._sinks = endpoints, tuple(sinks)
+        self._reported: dict[ResourceKey, EndpointReport] = {}
+        self._recheck: set[ResourceKey] = set()
+        self._hosts: dict[ResourceKey, HostEndpointUpdate] = {}
+        self._hosts_changed: set[ResourceKey] = set()
+        self._interfaces: dict[str, InterfaceState] = {}
+        self._is_complete = False
+
+    def on_intent(self, intent: Intent) -> None:
+        if isinstance(intent, HostEndpointUpdate):
+            self._hosts[intent.key] = intent
+            self._hosts_changed.add(intent.key)
+        elif isinstance(intent, HostEndpointRemove):
+            self._hosts.pop(intent.key, None)
+            self._hosts_changed.add(intent.key)
+
+    def complete_deferred_work(self) -> None:
+        """Status follows what was applied: see on_applied."""
+
+    def on_interface(self, name: str, state: InterfaceState | None) -> None:
+        if state is None:
+            self._interfaces.pop(name, None)
+        else:
+            self._interfaces[name] = state
+        self._hosts_changed |= self._hosts.keys()
+
+    def on_applied(self, *, is_filtering: bool) -> None:
+        """After a cycle. `is_filtering` False: the rules are not (all) in the kernel (T2)."""
+        self._recheck |= self._endpoints.take_touched()
+        again: set[ResourceKey] = set()
+        for key in sorted(self._recheck):
+            report = self._workload_report(key)
+            if report is not None and not is_filtering:
+                again.add(key)  # T2
+                continue
+            if report is not None and report.status is EndpointStatus.ERROR:
+                again.add(key)  # it may heal without any interface or intent changing
+            self._publish(key, report)
+        self._recheck = again
+        for key in sorted(self._hosts_changed):
+            self._publish(key, self._host_report(key))
+        self._hosts_changed.clear()
+        if not self._is_complete and is_filtering:
+            self._is_complete = True
+            for sink in self._sinks:
+                sink.on_complete()
+
+    def _workload_report(self, key: ResourceKey) -> EndpointReport | None:
+        endpoint = self._endpoints.endpoint(key)
+        if endpoint is None:
+            return None
+        status = self._endpoints.status(key)
+        return EndpointReport(key, status, endpoint.interface, endpoint.mac, endpoint.nets)
+
+    def _host_report(self, key: ResourceKey) -> EndpointReport | None:
+        endpoint = self._hosts.get(key)
+        if endpoint is None:
+            return None
+        if endpoint.interface == ANY_INTERFACE:
+            return EndpointReport(key, EndpointStatus.UP, ANY_INTERFACE)
+        matching = [state for state in self._interfaces.values() if _matches(endpoint, state)]
+        if not matching:
+            return EndpointReport(key, EndpointStatus.ERROR, endpoint.interface)
+        is_running = any(state.is_running for state in matching)
+        status = EndpointStatus.UP if is_running else EndpointStatus.DOWN
+        return EndpointReport(key, status, matching[0].name)
+
+    def _publish(self, key: ResourceKey, report: EndpointReport | None) -> None:
+        if self._reported.get(key) == report:
+            return
+        if report is None:
+            del self._reported[key]
+        else:
+            self._reported[key] = report
+        for sink in self._sinks:
+            sink.on_report(key, report)
+
+    def dump(self) -> dict[str, object]:
+        return {
+            f"{key.kind} {key.namespace}/{key.name}": report.status.value
+            for key, report in sorted(self._reported.items())
+        }
+
+
+def _matches(endpoint: HostEndpointUpdate, state: InterfaceState) -> bool:
+    if endpoint.interface:
+        return state.name == endpoint.interface
+    return bool(set(endpoint.expected_ips) & set(state.addresses))
