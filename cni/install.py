@@ -45,8 +45,11 @@ def render_client(socket_path: Path, python: str, *, interpreter: str = "") -> b
     return f"#!{interpreter or base_python()} -ISE\n{text}".encode()
 
 
-def default_conflist(*, mtu_bytes: int = 0, assign_ipv6: bool = False) -> bytes:
-    """calico and portmap, as Calico ships it; the credentials stay with felix."""
+def default_conflist(
+    *, mtu_bytes: int = 0, assign_ipv6: bool = False, with_portmap: bool = False
+) -> bytes:
+    """calico, and portmap (hostPort) where that plugin is installed; the datastore's credentials
+    stay with felix."""
     calico: dict[str, object] = {
         "type": "calico",
         "log_level": "info",
@@ -58,7 +61,8 @@ def default_conflist(*, mtu_bytes: int = 0, assign_ipv6: bool = False) -> bytes:
         },
     }
     portmap = {"type": "portmap", "snat": True, "capabilities": {"portMappings": True}}
-    conf = {"name": NETWORK_NAME, "cniVersion": CNI_VERSION, "plugins": [calico, portmap]}
+    plugins = [calico, portmap] if with_portmap else [calico]
+    conf = {"name": NETWORK_NAME, "cniVersion": CNI_VERSION, "plugins": plugins}
     return json.dumps(conf, indent=2).encode() + b"\n"
 
 

@@ -1,0 +1,201 @@
+"""`calico-node`: register this host, then keep felix, confd and the BGP speaker running.
+
+Layer: wiring. Console script `calico-node`.
+
+    calico-node [run]                                  as systemd, containers and the lab run it
+    calico-node install-cni --bin-dir D --conf-dir D   install the CNI executables and configuration
+
+Exit codes: 0 after SIGTERM; 1 with one line on stderr when something is wrong that waiting does not
+mend (a bad variable, a duplicate address, a refused login). An absent datastore is waited for, with
+one line a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from calicoctl.node import autodetect, interfaces
+from calicoctl.node.autodetect import HostInterface
+from calicoctl.node.registration import (
+    Addresses,
+    Registrar,
+    environment_for_daemons,
+    stored_address,
+)
+from calicoctl.node.settings import AddressChoice, NodeSettings, load
+from calicoctl.node.supervisor import Daemon, Supervisor
+from cni import install
+from libcalico.datastore.api import Datastore
+from libcalico.datastore.config import connect, from_environment
+from libcalico.errors import ConfigError, SuiteError, Transient
+from libcalico.model import Node
+from libcalico.model.names import node_name
+from libcalico.net import Interface, parse_interface
+from libcalico.runtime import log, paths
+from libcalico.runtime.backoff import Backoff, Throttle
+from libcalico.runtime.version import VERSION
+
+LOG = log.get(__name__)
+T = TypeVar("T")
+# A plugin of containernetworking that hostPort needs; part of our list only where it is installed.
+PORTMAP_FOLDERS = (Path("/opt/cni/bin"), Path("/usr/lib/cni"))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parsed = _parser().parse_args(arguments)
+    log.setup(os.environ.get("CALICO_STARTUP_LOGLEVEL", "info"))
+    try:
+        if parsed.command == "install-cni":
+            return _install_cni(parsed.bin_dir, parsed.conf_dir)
+        return asyncio.run(run(os.environ))
+    except SuiteError as err:
+        print(f"calico-node: {err}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="calico-node", description="The Brindle node agent.")
+    parser.add_argument("--version", action="version", version=VERSION)
+    commands = parser.add_subparsers(dest="command")
+    commands.add_parser("run", help="register the node and run its daemons (the default)")
+    install_cni = commands.add_parser("install-cni", help="install the CNI plugin")
+    install_cni.add_argument("--bin-dir", type=Path, default=Path("/opt/cni/bin"))
+    install_cni.add_argument("--conf-dir", type=Path, default=Path("/etc/cni/net.d"))
+    return parser
+
+
+def _install_cni(bin_dir: Path, conf_dir: Path) -> int:
+    """Prints what changed. A conflist of another name is the user's and stays (cni.install N2)."""
+    folders = (bin_dir, *PORTMAP_FOLDERS)
+    conflist = install.default_conflist(
+        mtu_bytes=int(os.environ.get("CNI_MTU", "0") or 0),
+        assign_ipv6=os.environ.get("IP6", "none").lower() not in ("", "none"),
+        with_portmap=any((folder / "portmap").exists() for folder in folders),
+    )
+    changed = install.install(bin_dir, conf_dir, socket_path=paths.cni_socket(), conflist=conflist)
+    for path in changed:
+        print(f"installed {path}")
+    return 0
+
+
+def resolve_node_name(environ: Mapping[str, str]) -> str:
+    """NODENAME, else what the last start wrote, else the host's name in lower case."""
+    named = environ.get("NODENAME", "").strip()
+    if named:
+        return named
+    try:
+        stored = (paths.lib_dir(environ) / "nodename").read_text().strip()
+    except OSError:
+        stored = ""
+    return stored or node_name(environ.get("HOSTNAME", "") or os.uname().nodename)
+
+
+async def run(environ: Mapping[str, str]) -> int:
+    """Start up, supervise until SIGTERM or SIGINT. Errors: SuiteError."""
+    settings = load(environ, resolve_node_name(environ))
+    supervisor = Supervisor(daemons(settings, environ))
+    loop = asyncio.get_running_loop()
+    starting = asyncio.ensure_future(start_up(settings, environ))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, starting.cancel)
+    try:
+        await starting
+    except asyncio.CancelledError:
+        LOG.info("stopped while starting", node=settings.node_name)
+        return 0
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, supervisor.stop)
+    for number in (signal.SIGHUP, signal.SIGUSR1):
+        loop.add_signal_handler(number, supervisor.send_signal, number)
+    LOG.info("Calico node started successfully", node=settings.node_name)
+    await supervisor.run()
+    LOG.info("stopped", node=settings.node_name)
+    return 0
+
+
+async def start_up(settings: NodeSettings, environ: Mapping[str, str]) -> None:
+    """Everything before the daemons run. Waits for the datastore as long as it takes."""
+    datastore = connect(from_environment(environ))
+    try:
+        await patiently(lambda: register(datastore, settings))
+    finally:
+        await datastore.close()
+    write_node_name(paths.lib_dir(environ) / "nodename", settings.node_name)
+
+
+async def patiently(work: Callable[[], Awaitable[T]]) -> T:
+    """Try until the datastore answers, saying so once a minute."""
+    backoff, throttle = Backoff(0.5, 10.0), Throttle(60.0)
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            return await work()
+        except Transient as err:
+            if throttle.allows(loop.time()):
+                LOG.warning("waiting for the datastore", reason=err)
+            await asyncio.sleep(backoff.next_s())
+
+
+async def register(datastore: Datastore, settings: NodeSettings) -> Node:
+    registrar = Registrar(datastore, settings, version=VERSION)
+    await registrar.initialise()
+    host = interfaces.host_interfaces()
+    existing = await registrar.node()
+    found = Addresses(
+        choose_address(settings.ipv4, existing, host, 4),
+        choose_address(settings.ipv6, existing, host, 6),
+    )
+    node = await registrar.register(found)
+    await registrar.ensure_pools([a for interface in host for a in interface.addresses])
+    LOG.info("node registered", node=settings.node_name, ipv4=found.ipv4, ipv6=found.ipv6)
+    return node
+
+
+def choose_address(
+    choice: AddressChoice, existing: Node | None, host: Sequence[HostInterface], version: int
+) -> Interface | None:
+    """Errors: ConfigError when an address is wanted and none qualifies."""
+    if not choice.is_wanted:
+        return None
+    if choice.fixed is not None:
+        if choice.has_length:
+            return choice.fixed
+        return autodetect.with_length(choice.fixed, host)
+    stored = stored_address(existing, version)
+    if choice.keep_stored and stored:
+        return parse_interface(stored)
+    found = autodetect.detect(host, choice.method, version, interfaces.source_for)
+    if found is None:
+        raise autodetect.none_found(choice.method, version)
+    address, interface = found
+    LOG.info("address detected", address=address, ifname=interface, method=str(choice.method))
+    return address
+
+
+def write_node_name(path: Path, name: str) -> None:
+    """What the CNI plugin and the next start read (datamodel 1.7). Errors: ConfigError."""
+    try:
+        install.put(path, f"{name}\n".encode(), 0o644)
+    except ConfigError as err:
+        raise ConfigError("CALICO_LIB_DIR", str(path), err.reason) from err
+
+
+def daemons(settings: NodeSettings, environ: Mapping[str, str]) -> list[Daemon]:
+    """felix always; confd and the BGP speaker where BGP carries the routes."""
+    inherited = environment_for_daemons(settings, environ)
+    names = ["calico-felix"]
+    if settings.has_bgp:
+        names += ["calico-confd", "calico-bgp"]
+    folder = Path(sys.executable).parent
+    return [Daemon(name, (str(folder / name),), inherited) for name in names]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
