@@ -10,6 +10,7 @@ import asyncio
 import functools
 import inspect
 import socket
+import time
 import warnings
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.support.etcd import (  # noqa: F401  (fixtures)
     etcd_tls,
 )
 
+LAST_WORDS_S = 2.0
 UNIT = Path(__file__).parent / "unit"
 
 
@@ -63,12 +65,11 @@ def _without_leaked_tasks(test: Callable[..., Awaitable[Any]]) -> Callable[..., 
     async def checked(*args: object, **kwargs: object) -> None:
         before = asyncio.all_tasks()
         await test(*args, **kwargs)
-        # A task that was told to stop may need a few turns of the loop for its last words.
-        for _ in range(10):
-            if not asyncio.all_tasks() - before:
-                return
-            await asyncio.sleep(0)
-        leaked = [task.get_coro() for task in asyncio.all_tasks() - before]
-        raise AssertionError(f"the test left tasks running: {leaked}")
+        # A task that was told to stop may have a few last words, and grpc speaks through a thread.
+        deadline = time.monotonic() + LAST_WORDS_S
+        while leaked := asyncio.all_tasks() - before:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"tasks left running: {[t.get_coro() for t in leaked]}")
+            await asyncio.sleep(0.001)
 
     return checked

@@ -88,6 +88,11 @@ def classify(code: grpc.StatusCode, details: str, *, endpoint: str) -> Failure:
     return Failure(outcome, DatastoreUnavailable(f"etcd at {endpoint}: {text}"))
 
 
+def is_refusal(text: str) -> bool:
+    """Does a text (a watch's cancel reason, say) mean that our identity is not accepted?"""
+    return any(mark in text for mark in (*_BAD_TOKEN, *_UNAUTHORIZED))
+
+
 def _final_answer(code: grpc.StatusCode, text: str) -> SuiteError | None:
     """Answers about the request itself."""
     if code is grpc.StatusCode.OUT_OF_RANGE and "compacted" in text:

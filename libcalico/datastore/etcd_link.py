@@ -65,6 +65,9 @@ class EtcdConfig:
     attempt_timeout_s: float = 5.0
     call_budget_s: float = 10.0
     write_timeout_s: float = 10.0
+    # A watch that says nothing for so long is asked for a sign of life, and given up without one.
+    watch_idle_s: float = 30.0
+    watch_ping_timeout_s: float = 10.0
 
 
 class Link:
@@ -146,8 +149,8 @@ class Connection:
         self._closed = False
 
     @property
-    def endpoints(self) -> tuple[str, ...]:
-        return self._config.endpoints
+    def config(self) -> EtcdConfig:
+        return self._config
 
     @property
     def is_closed(self) -> bool:

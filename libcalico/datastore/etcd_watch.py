@@ -7,7 +7,7 @@ Layer: datastore edge. `WatchState` is the pure part (responses in, batches out)
   I2  it advances only by complete answers (all fragments) and by etcd's ordered progress
       notifications. The answer to our own progress request is *not* ordered with events in 3.4 (it
       comes over the control stream), so it only proves that the stream lives;
-  I3  a stream that says nothing for `IDLE_S` is asked, and given up when it does not answer.
+  I3  a stream that says nothing for a while is asked, and given up when it does not answer.
 """
 
 from __future__ import annotations
@@ -22,17 +22,15 @@ import grpc.aio
 from aetcd.rpc import kv_pb2, rpc_pb2
 
 from libcalico.datastore.api import EventType, KeyValue, WatchBatch, WatchEvent
-from libcalico.datastore.etcd_errors import Failure, Outcome, classify
+from libcalico.datastore.etcd_errors import Failure, Outcome, classify, is_refusal
 from libcalico.datastore.etcd_keys import decode_key, key_value, prefix_range
-from libcalico.datastore.etcd_link import Connection
+from libcalico.datastore.etcd_link import Connection, EtcdConfig
 from libcalico.errors import DatastoreUnavailable, Unauthorized, WatchExpired
 from libcalico.runtime import log
 from libcalico.runtime.backoff import Backoff, Throttle
 
 LOG = log.get(__name__)
 
-IDLE_S = 30.0
-PING_TIMEOUT_S = 10.0
 _PROGRESS_WATCH_ID = -1
 
 
@@ -91,9 +89,8 @@ class WatchState:
         if response.compact_revision:
             return WatchExpired(int(response.compact_revision))
         reason = response.cancel_reason or "the watch was canceled without a reason"
-        refused = ("PermissionDenied", "permission denied", "Unauthenticated", "auth token")
-        if any(mark in reason for mark in refused):
-            # 3.4 does not tell an expired token from a missing permission.
+        if is_refusal(reason):
+            # Early 3.4 does not tell an expired token from a missing permission.
             return Failure(Outcome.BAD_TOKEN, Unauthorized(reason.rsplit("desc = ", 1)[-1]))
         return Failure(Outcome.NOT_APPLIED, DatastoreUnavailable(f"etcd ended the watch: {reason}"))
 
@@ -137,7 +134,7 @@ async def _one_stream(
     try:
         await call.write(state.create_request())
         while True:
-            response = await _read(call, endpoint)
+            response = await _read(call, endpoint, connection.config)
             if response is grpc.aio.EOF:
                 raise await _end_of_stream(call, endpoint)
             yield state.receive(response)
@@ -150,17 +147,17 @@ async def _one_stream(
         raise await _end_of_stream(call, endpoint) from err
 
 
-async def _read(call: Any, endpoint: str) -> Any:
+async def _read(call: Any, endpoint: str, config: EtcdConfig) -> Any:
     """The next answer; asks for a sign of life in between (I3)."""
     # Cancelling call.read() would cancel the whole stream, so it runs as a task that may go on
     # while we give up waiting; leaving the stream's block cancels the call and thereby the task.
     reading = asyncio.ensure_future(call.read())
     try:
-        done, _ = await asyncio.wait({reading}, timeout=IDLE_S)
+        done, _ = await asyncio.wait({reading}, timeout=config.watch_idle_s)
         if not done:
             ping = rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest())
             await call.write(ping)
-            done, _ = await asyncio.wait({reading}, timeout=PING_TIMEOUT_S)
+            done, _ = await asyncio.wait({reading}, timeout=config.watch_ping_timeout_s)
         if not done:
             error = DatastoreUnavailable(f"etcd at {endpoint}: the watch stream is dead")
             raise Failure(Outcome.UNKNOWN, error)

@@ -1,8 +1,8 @@
 """Find etcd's endpoints by DNS SRV records (`etcdDiscoverySrv`).
 
 Layer: datastore edge; one UDP question to the resolvers of /etc/resolv.conf. The standard library
-cannot ask for SRV records, and a DNS package for one rarely used option is not worth its weight: the
-message format is RFC 1035, the record RFC 2782.
+cannot ask for SRV records, and a DNS package for one rarely used option is not worth its weight:
+the message format is RFC 1035, the record RFC 2782.
 
 As etcd's client does, `_etcd-client-ssl._tcp.<domain>` gives https endpoints and
 `_etcd-client._tcp.<domain>` http ones; both are used when both exist.
