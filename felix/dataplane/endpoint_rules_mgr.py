@@ -1,0 +1,259 @@
+"""Local workloads into dispatch entries, source addresses, and the chains that govern them.
+
+Layer: felix.dataplane, a manager. Pushes into the nft driver's wanted ruleset. (Interfaces, routes
+and sysctls of the same endpoints are endpoint_mgr's.)
+
+    interface --dispatch map--> endpoint chain --> tier chains --> policy chains
+                                     |  (shared by endpoints governed alike)
+                                     +--> profile chains
+
+  G1  chains are kept while an endpoint uses them, counted by name;
+  G2  two endpoints that claim one interface (a pod replaced, its old endpoint not yet gone): the
+      one whose key sorts first holds it, whatever order they came in; the other waits;
+  G3  an endpoint's map entries, addresses and chains change in one transaction of the driver.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from felix.dataplane.nft_wanted import WantedRuleset
+from felix.dataplane.policy_mgr import PolicyBook
+from felix.intent import Intent, TierPolicies, WorkloadEndpointRemove, WorkloadEndpointUpdate
+from felix.rules import nat
+from felix.rules.chain import Verdict, ifname_bytes
+from felix.rules.dispatch import (
+    EGRESS_MAP,
+    INGRESS_MAP,
+    SOURCE_NET_SETS,
+    SOURCE_SETS,
+    source_elements,
+    source_net_elements,
+)
+from felix.rules.endpoints import Governance, endpoint_rules, endpoint_verdict
+from felix.rules.policy import policies_of, tier_chain_name, tier_rules
+from felix.rules.sets import MapValue, address_bytes, family_of
+from felix.rules.settings import RuleSettings
+from libcalico.model.keys import ResourceKey
+
+VERSIONS = (4, 6)
+_MAPS = {"out": EGRESS_MAP.name, "in": INGRESS_MAP.name}
+
+
+@dataclass(slots=True)
+class _Uses:
+    """Governances in use, and which of them hold a tier chain."""
+
+    governance: Governance
+    interfaces: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _TierUses:
+    tier: TierPolicies
+    direction: str
+    governances: set[str] = field(default_factory=set)
+
+
+class EndpointRulesManager:
+    """Manager. Runs after PolicyManager, whose book says which policies go into tier chains."""
+
+    def __init__(self, wanted: WantedRuleset, settings: RuleSettings, book: PolicyBook) -> None:
+        self._wanted = wanted
+        self._settings = settings
+        self._book = book
+        self._endpoint_by_key: dict[ResourceKey, WorkloadEndpointUpdate] = {}
+        self._claims: dict[str, set[ResourceKey]] = {}
+        self._dirty_interfaces: set[str] = set()
+        self._held: dict[str, WorkloadEndpointUpdate] = {}
+        self._governances_of: dict[str, tuple[str, ...]] = {}
+        self._uses: dict[str, _Uses] = {}
+        self._tiers: dict[str, _TierUses] = {}
+        self._floating: dict[str, str] = {}
+
+    def on_intent(self, intent: Intent) -> None:
+        if isinstance(intent, WorkloadEndpointUpdate):
+            self._forget(intent.key)
+            self._endpoint_by_key[intent.key] = intent
+            self._claims.setdefault(intent.interface, set()).add(intent.key)
+            self._dirty_interfaces.add(intent.interface)
+        elif isinstance(intent, WorkloadEndpointRemove):
+            self._forget(intent.key)
+
+    def _forget(self, key: ResourceKey) -> None:
+        before = self._endpoint_by_key.pop(key, None)
+        if before is not None:
+            claims = self._claims[before.interface]
+            claims.discard(key)
+            if not claims:
+                del self._claims[before.interface]
+            self._dirty_interfaces.add(before.interface)
+
+    def complete_deferred_work(self) -> None:
+        for ifname in sorted(self._dirty_interfaces):
+            self._settle(ifname, self._holder(ifname))
+        if self._settings.translates_floating_ips and self._dirty_interfaces:
+            self._settle_floating()
+        self._dirty_interfaces.clear()
+        self._rewrite_tiers(self._book.take_changed())
+
+    def _holder(self, ifname: str) -> WorkloadEndpointUpdate | None:
+        """G2."""
+        claims = self._claims.get(ifname)
+        if not claims:
+            return None
+        return self._endpoint_by_key[min(claims, key=_sort_key)]
+
+    # --------------------------------------------------------------------------- one interface
+
+    def _settle(self, ifname: str, endpoint: WorkloadEndpointUpdate | None) -> None:
+        self._settle_sources(ifname, self._held.get(ifname), endpoint)
+        if endpoint is None:
+            self._held.pop(ifname, None)
+        else:
+            self._held[ifname] = endpoint
+        governances = () if endpoint is None else _governances(endpoint)
+        names = tuple(governance.chain_name for governance in governances)
+        for governance in governances:
+            self._use(governance, ifname)
+        for name in set(self._governances_of.pop(ifname, ())) - set(names):
+            self._unuse(name, ifname)
+        if names:
+            self._governances_of[ifname] = names
+        self._settle_entries(ifname, endpoint, governances)
+
+    def _settle_entries(
+        self,
+        ifname: str,
+        endpoint: WorkloadEndpointUpdate | None,
+        governances: tuple[Governance, ...],
+    ) -> None:
+        key = ifname_bytes(ifname)
+        if endpoint is None:
+            for map_name in _MAPS.values():
+                self._wanted.want_entry(map_name, key, None)
+            return
+        comment = f"{endpoint.key.namespace}/{endpoint.key.name}".lstrip("/")
+        for governance in governances:
+            verdict: Verdict = endpoint_verdict(endpoint, governance)
+            value = MapValue(verdict, comment=comment)
+            self._wanted.want_entry(_MAPS[governance.direction], key, value)
+
+    def _settle_sources(
+        self,
+        ifname: str,
+        before: WorkloadEndpointUpdate | None,
+        after: WorkloadEndpointUpdate | None,
+    ) -> None:
+        for version in VERSIONS:
+            old = source_elements(ifname, before.nets if before else (), version)
+            new = source_elements(ifname, after.nets if after else (), version)
+            self._wanted.change_members(SOURCE_SETS[version].name, new - old, old - new)
+            old = source_net_elements(ifname, _prefixes(before), version)
+            new = source_net_elements(ifname, _prefixes(after), version)
+            self._wanted.change_members(SOURCE_NET_SETS[version].name, new - old, old - new)
+
+    # ---------------------------------------------------------------------------------- chains
+
+    def _use(self, governance: Governance, ifname: str) -> None:
+        uses = self._uses.get(governance.chain_name)
+        if uses is None:
+            uses = self._uses[governance.chain_name] = _Uses(governance)
+            self._wanted.want_chain(endpoint_rules(governance, self._settings))
+            for tier in governance.tiers:
+                self._use_tier(tier, governance)
+        uses.interfaces.add(ifname)
+
+    def _unuse(self, name: str, ifname: str) -> None:
+        uses = self._uses[name]
+        uses.interfaces.discard(ifname)
+        if uses.interfaces:
+            return
+        del self._uses[name]
+        self._wanted.drop_chain(name)
+        for tier in uses.governance.tiers:
+            self._unuse_tier(tier_chain_name(tier, uses.governance.direction), name)
+
+    def _use_tier(self, tier: TierPolicies, governance: Governance) -> None:
+        name = tier_chain_name(tier, governance.direction)
+        uses = self._tiers.get(name)
+        if uses is None:
+            uses = self._tiers[name] = _TierUses(tier, governance.direction)
+            self._write_tier(uses)
+        uses.governances.add(governance.chain_name)
+
+    def _unuse_tier(self, name: str, governance: str) -> None:
+        uses = self._tiers[name]
+        uses.governances.discard(governance)
+        if not uses.governances:
+            del self._tiers[name]
+            self._wanted.drop_chain(name)
+
+    def _write_tier(self, uses: _TierUses) -> None:
+        found = (
+            (key, self._book.passing(key, uses.direction))
+            for key in policies_of(uses.tier, uses.direction)
+        )
+        passing = [(key, rules) for key, rules in found if rules is not None]
+        self._wanted.want_chain(tier_rules(uses.tier, uses.direction, passing, self._settings))
+
+    def _rewrite_tiers(self, changed: set[ResourceKey]) -> None:
+        """Tier chains that hold the rules of a changed policy (or of one that began to pass)."""
+        if not changed:
+            return
+        for uses in self._tiers.values():
+            if not changed.isdisjoint(policies_of(uses.tier, uses.direction)):
+                self._write_tier(uses)
+
+    # ------------------------------------------------------------------------ floating addresses
+
+    def _settle_floating(self) -> None:
+        """One external address leads to one workload: of several claims the first key wins."""
+        wanted: dict[str, str] = {}
+        for endpoint in sorted(self._held.values(), key=lambda held: _sort_key(held.key)):
+            for mapping in endpoint.nats:
+                wanted.setdefault(mapping.external_ip, mapping.internal_ip)
+        for external in self._floating.keys() | wanted.keys():
+            if self._floating.get(external) != wanted.get(external):
+                self._translate(external, self._floating.get(external), wanted.get(external))
+        self._floating = wanted
+
+    def _translate(self, external: str, before: str | None, after: str | None) -> None:
+        version = family_of(external)
+        outside = address_bytes(external)
+        inside = None if after is None else address_bytes(after)
+        value = None if inside is None else MapValue(data=inside)
+        self._wanted.want_entry(nat.FLOATING[version].name, outside, value)
+        pairs = nat.HAIRPIN_PAIRS[version].name
+        if before is not None:
+            old = address_bytes(before)
+            self._wanted.want_entry(nat.HAIRPINS[version].name, old, None)
+            self._wanted.change_members(pairs, set(), {old + old})
+        if inside is not None:
+            self._wanted.want_entry(nat.HAIRPINS[version].name, inside, MapValue(data=outside))
+            self._wanted.change_members(pairs, {inside + inside}, set())
+
+    def dump(self) -> dict[str, object]:
+        return {
+            "interfaces": {ifname: str(held.key) for ifname, held in self._held.items()},
+            "contested": {
+                ifname: sorted(map(str, claims))
+                for ifname, claims in self._claims.items()
+                if len(claims) > 1
+            },
+            "endpoint_chains": {name: sorted(uses.interfaces) for name, uses in self._uses.items()},
+        }
+
+
+def _governances(endpoint: WorkloadEndpointUpdate) -> tuple[Governance, ...]:
+    return tuple(
+        Governance.of(direction, endpoint.tiers, endpoint.profiles) for direction in ("out", "in")
+    )
+
+
+def _prefixes(endpoint: WorkloadEndpointUpdate | None) -> tuple[str, ...]:
+    return () if endpoint is None else endpoint.allowed_source_prefixes
+
+
+def _sort_key(key: ResourceKey) -> tuple[str, str, str]:
+    return key.namespace, key.name, key.kind

@@ -1,0 +1,62 @@
+"""One direction of one endpoint: its tiers, then its profiles, then the end.
+
+Layer: pure. Used by felix.dataplane.endpoint_rules_mgr.
+
+Endpoints governed alike (same tier lists, same profiles) share the chain: it is named by what it
+lists, so a hundred pods of one deployment are a hundred map elements and one chain.
+
+  E1  a tier without a policy governing this direction is not there at all (5.1.2);
+  E2  what no tier and no profile decides is denied (5.1.6): an endpoint with neither is closed;
+  E3  an endpoint that is not active lets nothing through.
+
+Source: datamodel 5.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from felix.intent import TierPolicies, WorkloadEndpointUpdate
+from felix.rules.chain import DROP, Chain, Rule, Verdict, goto, jump
+from felix.rules.names import endpoint_chain, profile_chain
+from felix.rules.policy import deny, policies_of, tier_chain_name
+from felix.rules.settings import RuleSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Governance:
+    """All that decides one direction of an endpoint."""
+
+    direction: str
+    tiers: tuple[TierPolicies, ...]
+    profiles: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, direction: str, tiers: Sequence[TierPolicies], profiles: Sequence[str]
+    ) -> Governance:
+        taking_part = tuple(tier for tier in tiers if policies_of(tier, direction))
+        return cls(direction, taking_part, tuple(profiles))
+
+    @property
+    def chain_name(self) -> str:
+        tiers = (f"tier:{tier_chain_name(tier, self.direction)}" for tier in self.tiers)
+        profiles = (f"profile:{name}" for name in self.profiles)
+        return endpoint_chain(self.direction, *tiers, *profiles)
+
+
+def endpoint_rules(governance: Governance, settings: RuleSettings) -> Chain:
+    direction = governance.direction
+    rules = [Rule((), (jump(tier_chain_name(tier, direction)),)) for tier in governance.tiers]
+    rules += [Rule((), (jump(profile_chain(direction, name)),)) for name in governance.profiles]
+    rules.append(Rule((), deny(settings), "no policy and no profile allows this"))
+    tiers = ", ".join(tier.tier for tier in governance.tiers) or "none"
+    profiles = ", ".join(governance.profiles) or "none"
+    comment = f"tiers: {tiers}; profiles: {profiles}"
+    return Chain(governance.chain_name, tuple(rules), comment=comment)
+
+
+def endpoint_verdict(endpoint: WorkloadEndpointUpdate, governance: Governance) -> Verdict:
+    """What the dispatch map says for the endpoint's interface (E3)."""
+    return goto(governance.chain_name) if endpoint.active else DROP

@@ -1,0 +1,188 @@
+"""Policies, profiles and tiers as chains.
+
+Layer: pure. Used by felix.dataplane.policy_mgr and endpoint_rules_mgr.
+
+How the verdicts of 5.1 are said without mark bits:
+
+    endpoint chain            tier chain (one list of policies)      policy chain
+      jump tier A      --->     jump policy 1                 --->     match  accept | drop
+      jump tier B               (rules of a policy with Pass)          (no match: return)
+      jump profile 1            drop            (default Deny)
+      drop
+
+  Allow   accept: ends the base chain of this direction only;
+  Pass    must leave the *tier*, two levels up. So a policy that has a Pass rule is written into
+          the tier chain itself, where `return` is exactly that. All others are chains of their
+          own, jumped to from every tier list that holds them;
+  Log     a log statement, then the next rule;
+  no match in a policy: return to the tier chain, next policy.
+
+  P1  `return` appears only in tier chains (Pass) and profile chains (where Pass ends the profile);
+  P2  deny is drop or reject by configuration; what falls off the end of an endpoint is dropped.
+
+Source: datamodel 5.1, 5.2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from felix.intent import Action, CompiledRule, PolicyUpdate, ProfileUpdate, TierPolicies
+from felix.rules.chain import (
+    ACCEPT,
+    DROP,
+    RETURN,
+    Chain,
+    Count,
+    Limit,
+    Log,
+    Reject,
+    Rule,
+    jump,
+)
+from felix.rules.chain import Action as Effect
+from felix.rules.fold import Group, fold
+from felix.rules.match import variants
+from felix.rules.names import policy_chain, profile_chain, tier_chain
+from felix.rules.settings import DenyAction, RuleSettings
+from libcalico.model.keys import ResourceKey
+
+_LOG_PREFIX_MAX_BYTES = 125
+_SHORT_KIND = {"NetworkPolicy": "np", "GlobalNetworkPolicy": "gnp", "Profile": "pro"}
+
+
+@dataclass(frozen=True, slots=True)
+class RuleOwner:
+    """Whose rules these are: for comments and log prefixes."""
+
+    kind: str
+    name: str
+    namespace: str = ""
+    tier: str = ""
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+    def comment(self, which: str) -> str:
+        """ "default: policy ns/name rule 3" """
+        if self.kind == "Profile":
+            return f"profile {self.full_name} {which}"
+        return f"{self.tier}: policy {self.full_name} {which}"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRules:
+    """One direction of one policy, rendered. `passes`: must be written into tier chains (P1)."""
+
+    chain: Chain
+    passes: bool
+
+
+def deny(settings: RuleSettings) -> tuple[Effect, ...]:
+    verdict: Effect = Reject() if settings.deny_action is DenyAction.REJECT else DROP
+    return (Count(), verdict) if settings.counts else (verdict,)
+
+
+# --------------------------------------------------------------------------- policies, profiles
+
+
+def policy_rules(policy: PolicyUpdate, direction: str, settings: RuleSettings) -> PolicyRules:
+    """`direction` is "in" or "out"."""
+    key = policy.key
+    rules = policy.ingress if direction == "in" else policy.egress
+    owner = RuleOwner(key.kind, key.name, key.namespace, policy.tier)
+    name = policy_chain(direction, key.kind, key.namespace, key.name)
+    comment = f"tier {policy.tier}, {key.kind} {owner.full_name}, {_DIRECTIONS[direction]}"
+    chain = Chain(name, _rules(rules, owner, settings), comment=comment)
+    return PolicyRules(chain, any(rule.action is Action.PASS for rule in rules))
+
+
+def profile_rules(profile: ProfileUpdate, direction: str, settings: RuleSettings) -> Chain:
+    rules = profile.ingress if direction == "in" else profile.egress
+    owner = RuleOwner("Profile", profile.name)
+    comment = f"profile {profile.name}, {_DIRECTIONS[direction]}"
+    name = profile_chain(direction, profile.name)
+    return Chain(name, _rules(rules, owner, settings), comment=comment)
+
+
+_DIRECTIONS = {"in": "ingress", "out": "egress"}
+
+
+def _rules(
+    rules: Sequence[CompiledRule], owner: RuleOwner, settings: RuleSettings
+) -> tuple[Rule, ...]:
+    found: list[Rule] = []
+    for item in fold(rules):
+        if isinstance(item, Group):
+            comment = owner.comment(f"rules {item.label}")
+            effects = _effects(item.action, owner, settings)
+            found += [Rule(matches, effects, comment) for matches in item.conjunctions]
+            continue
+        effects = _effects(item.action, owner, settings)
+        comment = owner.comment(f"rule {item.index}")
+        found += [Rule(matches, effects, comment) for matches in variants(item)]
+    return tuple(found)
+
+
+def _effects(action: Action, owner: RuleOwner, settings: RuleSettings) -> tuple[Effect, ...]:
+    if action is Action.LOG:
+        rate = settings.log_rate
+        limit = (Limit(rate.rate, rate.unit_s, rate.burst),) if rate else ()
+        return (*limit, Log(log_prefix(settings.log_prefix, owner)))
+    if action is Action.DENY:
+        return deny(settings)
+    verdict = ACCEPT if action is Action.ALLOW else RETURN
+    return (Count(), verdict) if settings.counts else (verdict,)
+
+
+def log_prefix(template: str, owner: RuleOwner) -> str:
+    """Expand %t %k %n %p (5.2) and end with ": " as Calico does."""
+    values = {
+        "%t": owner.tier,
+        "%k": _SHORT_KIND.get(owner.kind, owner.kind),
+        "%n": owner.name,
+        "%p": owner.full_name,
+    }
+    text = re.sub("%[tknp]", lambda found: values[found[0]], template)
+    # The kernel takes 127 bytes; names are ASCII.
+    return text.encode()[:_LOG_PREFIX_MAX_BYTES].decode(errors="ignore") + ": "
+
+
+# ---------------------------------------------------------------------------------------- tiers
+
+
+def policies_of(tier: TierPolicies, direction: str) -> tuple[ResourceKey, ...]:
+    return tier.ingress if direction == "in" else tier.egress
+
+
+def tier_chain_name(tier: TierPolicies, direction: str) -> str:
+    identities = [f"{key.kind}/{key.namespace}/{key.name}" for key in policies_of(tier, direction)]
+    default = "deny" if tier.default_deny else "pass"
+    return tier_chain(direction, tier.tier, default, *identities)
+
+
+def tier_rules(
+    tier: TierPolicies,
+    direction: str,
+    passing: Iterable[tuple[ResourceKey, PolicyRules]],
+    settings: RuleSettings,
+) -> Chain:
+    """The chain of one tier's list. `passing` holds its policies that have Pass rules (P1).
+
+    A policy that is not known is jumped to all the same: the driver puts a chain that drops in
+    its place (fail closed)."""
+    inlined = dict(passing)
+    rules: list[Rule] = []
+    for key in policies_of(tier, direction):
+        if key in inlined:
+            rules += inlined[key].chain.rules
+        else:
+            name = policy_chain(direction, key.kind, key.namespace, key.name)
+            rules.append(Rule((), (jump(name),)))
+    if tier.default_deny:
+        rules.append(Rule((), deny(settings), f"{tier.tier}: end of tier"))
+    comment = f"tier {tier.tier}, {_DIRECTIONS[direction]}"
+    return Chain(tier_chain_name(tier, direction), tuple(rules), comment=comment)

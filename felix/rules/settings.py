@@ -1,0 +1,95 @@
+"""What the rules depend on besides intents: a frozen extract of felix's configuration.
+
+Layer: pure. Made by the daemon (`RuleSettings.of(config)`), handed down to managers.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from felix.config import FelixConfig
+
+
+class DenyAction(enum.Enum):
+    DROP = "Drop"
+    REJECT = "Reject"
+
+
+class HostAction(enum.Enum):
+    """What happens to allowed traffic of a workload to its own host.
+
+    ACCEPT and RETURN are the same in nf_tables: an accept of ours never overrides another table's
+    drop, so the host's own firewall always has the last word."""
+
+    DROP = "Drop"
+    ACCEPT = "Accept"
+    RETURN = "Return"
+
+
+@dataclass(frozen=True, slots=True)
+class LogRate:
+    """`unit_s` is 1, 60, 3600 or 86400."""
+
+    rate: int
+    unit_s: int
+    burst: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSettings:
+    """Names follow the FelixConfiguration fields they come from."""
+
+    interface_prefixes: tuple[str, ...] = ("cali",)
+    endpoint_to_host: HostAction = HostAction.DROP
+    deny_action: DenyAction = DenyAction.DROP
+    log_prefix: str = "calico-packet"
+    log_rate: LogRate | None = None
+    drops_invalid: bool = True
+    vxlan_port: int = 4789
+    allows_vxlan_from_workloads: bool = False
+    allows_ipip_from_workloads: bool = False
+    # Let workloads use the allowed source prefixes of their endpoint (workloadSourceSpoofing Any).
+    allows_source_prefixes: bool = False
+    # DHCP from workloads to this host (virtual machines whose host answers them).
+    allows_dhcp_to_host: bool = False
+    nat_ports: tuple[int, int] | None = None
+    nat_outgoing_address: str | None = None
+    nat_excludes_hosts: bool = False
+    nat_interface_filter: str = ""
+    translates_floating_ips: bool = False
+    # A packet counter on every deciding rule (read with `nft list ruleset`).
+    counts: bool = False
+
+    @classmethod
+    def of(cls, config: FelixConfig) -> RuleSettings:
+        ports, address = config.nat_port_range, config.nat_outgoing_address
+        return cls(
+            interface_prefixes=config.interface_prefixes,
+            endpoint_to_host=HostAction[config.default_endpoint_to_host_action.upper()],
+            deny_action=DenyAction[config.nftables_filter_deny_action.upper()],
+            log_prefix=config.log_prefix,
+            log_rate=parse_rate(config.log_action_rate_limit, config.log_action_rate_limit_burst),
+            drops_invalid=not config.disable_conntrack_invalid_check,
+            vxlan_port=config.vxlan_port,
+            allows_vxlan_from_workloads=config.allow_vxlan_packets_from_workloads,
+            allows_ipip_from_workloads=config.allow_ipip_packets_from_workloads,
+            allows_source_prefixes=config.workload_source_spoofing == "Any",
+            allows_dhcp_to_host=bool(config.openstack_region),
+            nat_ports=(ports.first, ports.last) if ports else None,
+            nat_outgoing_address=str(address) if address else None,
+            nat_excludes_hosts=config.nat_outgoing_exclusions == "IPPoolsAndHostIPs",
+            nat_interface_filter=config.iptables_nat_outgoing_interface_filter,
+            translates_floating_ips=config.floating_ips == "Enabled",
+        )
+
+
+_UNITS_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
+
+
+def parse_rate(text: str, burst: int) -> LogRate | None:
+    """ "5/second" (already validated by the configuration); empty: no limit."""
+    if not text:
+        return None
+    count, _slash, unit = text.partition("/")
+    return LogRate(int(count), _UNITS_S[unit], burst)
