@@ -1,0 +1,1 @@
+"""Decides what the kernel should hold and reconciles it, through ports; does no I/O itself."""
