@@ -37,7 +37,7 @@ def _decode(kind: str, value: Any, revision: int = 7) -> Any:
     return codec.decode(kind, json.dumps(value).encode(), revision)
 
 
-# --- reading ---------------------------------------------------------------------------------------
+# --- reading ---
 
 
 def test_the_revision_is_the_resource_version_whatever_is_stored() -> None:
@@ -158,7 +158,7 @@ def test_only_known_kinds_and_keys_are_decoded() -> None:
     assert codec.struct_of(POOL) is model.IPPool
 
 
-# --- names of tiered policies -----------------------------------------------------------------------
+# --- names of tiered policies ---
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_the_shown_form_has_the_revision_and_no_bookkeeping() -> None:
     assert codec.to_shown(noted)["metadata"]["annotations"] == {"n": "1"}
 
 
-# --- writing ---------------------------------------------------------------------------------------
+# --- writing ---
 
 
 def test_kind_and_version_come_first_and_are_forced() -> None:
@@ -332,7 +332,7 @@ def test_map_keys_are_sorted_and_members_in_declaration_order() -> None:
     assert b'{"name":"a","generateName":"g","uid":"u","labels":{"a":"2","b":"1"}}' in encoded
 
 
-# --- IPAM data --------------------------------------------------------------------------------------
+# --- IPAM data ---
 
 
 def test_a_brand_new_block_and_an_emptied_one() -> None:
@@ -409,7 +409,7 @@ def test_decode_as_has_the_type_asked_for() -> None:
     assert handle.block == {"c": 2}
 
 
-# --- what we do not know ----------------------------------------------------------------------------
+# --- what we do not know ---
 
 FOREIGN = {
     "kind": "NetworkPolicy",

@@ -101,7 +101,7 @@ def test_a_value_with_a_quote_keeps_its_meaning() -> None:
     ],
 )
 def test_a_selector_that_cannot_be_expressed_never_widens_the_policy(selector_in: Any) -> None:
-    with pytest.raises(InvalidInput, match="prod/np1: spec.podSelector"):
+    with pytest.raises(InvalidInput, match=r"prod/np1: spec\.podSelector"):
         _policy(podSelector=selector_in)
     converted = _policy(ingress=[{"from": [{"podSelector": selector_in}, {"podSelector": {}}]}])
     assert converted.resource.spec.ingress == (_from(selector=PODS),)

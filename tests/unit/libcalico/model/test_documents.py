@@ -85,7 +85,7 @@ def test_member_names_match_in_any_case() -> None:
 
 
 def test_documents_are_separated_by_lines_that_begin_with_dashes() -> None:
-    text = f"---\n{POOL}--- the rest of this line is discarded\n# nothing here\n---\n\n---\r\n{POOL_JSON}"
+    text = f"---\n{POOL}--- this line is discarded\n# nothing\n---\n\n---\r\n{POOL_JSON}"
     found = read_documents(text)
     assert [(document.number, document.resources) for document in found] == [
         (1, (POOL_OBJECT,)),
@@ -170,7 +170,8 @@ def test_free_form_members_are_kept_as_they_are() -> None:
             "IPPool",
             "{disabled: 'x'}",
             "spec.disabled",
-            "json: cannot unmarshal string into Go struct field IPPoolSpec.spec.disabled of type bool",
+            "json: cannot unmarshal string into Go struct field IPPoolSpec.spec.disabled"
+            " of type bool",
         ),
         ("IPPool", "{bogus: 1}", "spec.bogus", 'json: unknown field "bogus"'),
         (
@@ -204,7 +205,8 @@ def test_free_form_members_are_kept_as_they_are() -> None:
             "IPPool",
             "{blockSize: yes}",
             "spec.blockSize",
-            "json: cannot unmarshal bool into Go struct field IPPoolSpec.spec.blockSize of type int",
+            "json: cannot unmarshal bool into Go struct field IPPoolSpec.spec.blockSize"
+            " of type int",
         ),
         (
             "IPPool",
@@ -291,7 +293,8 @@ def test_free_form_members_are_kept_as_they_are() -> None:
             "Tier",
             "{order: high}",
             "spec.order",
-            "json: cannot unmarshal string into Go struct field TierSpec.spec.order of type float64",
+            "json: cannot unmarshal string into Go struct field TierSpec.spec.order"
+            " of type float64",
         ),
         (
             "Tier",

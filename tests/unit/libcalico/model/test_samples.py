@@ -19,14 +19,17 @@ from libcalico.model.keys import (
 
 IP_POOL = r"""
 {"kind":"IPPool","apiVersion":"projectcalico.org/v3",
- "metadata":{"name":"pool-a","uid":"1c7a0e3e-6a0e-4d0b-9a0a-3b8b2f3a4d10","creationTimestamp":"2026-08-22T09:15:00Z",
+ "metadata":{"name":"pool-a","uid":"1c7a0e3e-6a0e-4d0b-9a0a-3b8b2f3a4d10",
+  "creationTimestamp":"2026-08-22T09:15:00Z",
              "labels":{"team":"net"},"annotations":{"note":"x"}},
- "spec":{"cidr":"10.10.0.0/16","vxlanMode":"Never","ipipMode":"CrossSubnet","natOutgoing":true,"blockSize":26,
+ "spec":{"cidr":"10.10.0.0/16","vxlanMode":"Never","ipipMode":"CrossSubnet","natOutgoing":true,
+  "blockSize":26,
          "nodeSelector":"all()","allowedUses":["Workload","Tunnel"],"assignmentMode":"Automatic"}}
 """
 NETWORK_POLICY = r"""
 {"kind":"NetworkPolicy","apiVersion":"projectcalico.org/v3",
- "metadata":{"name":"allow-web","namespace":"prod","uid":"0f0c","creationTimestamp":"2026-08-22T10:11:12Z",
+ "metadata":{"name":"allow-web","namespace":"prod","uid":"0f0c",
+  "creationTimestamp":"2026-08-22T10:11:12Z",
   "labels":{"projectcalico.org/tier":"default"},
   "annotations":{"projectcalico.org/metadata":"{\"name\":\"allow-web\"}"}},
  "spec":{"tier":"default","order":100,
@@ -37,16 +40,23 @@ NETWORK_POLICY = r"""
 """
 WORKLOAD_ENDPOINT = r"""
 {"kind":"WorkloadEndpoint","apiVersion":"projectcalico.org/v3",
- "metadata":{"name":"worker--1-k8s-web--0-eth0","generateName":"web-","namespace":"prod","uid":"u","creationTimestamp":"2026-08-22T10:11:12Z",
-  "labels":{"app":"web","projectcalico.org/namespace":"prod","projectcalico.org/orchestrator":"k8s","projectcalico.org/serviceaccount":"default"}},
- "spec":{"orchestrator":"k8s","node":"worker-1","containerID":"7f3e","pod":"web-0","endpoint":"eth0","serviceAccountName":"default",
-  "ipNetworks":["10.10.3.65/32"],"profiles":["kns.prod","ksa.prod.default"],"interfaceName":"cali5a1b2c3d4e5","mac":"ee:ee:ee:ee:ee:ee",
+ "metadata":{"name":"worker--1-k8s-web--0-eth0","generateName":"web-","namespace":"prod","uid":"u",
+  "creationTimestamp":"2026-08-22T10:11:12Z",
+  "labels":{"app":"web","projectcalico.org/namespace":"prod",
+  "projectcalico.org/orchestrator":"k8s","projectcalico.org/serviceaccount":"default"}},
+ "spec":{"orchestrator":"k8s","node":"worker-1","containerID":"7f3e","pod":"web-0",
+  "endpoint":"eth0","serviceAccountName":"default",
+  "ipNetworks":["10.10.3.65/32"],"profiles":["kns.prod","ksa.prod.default"],
+  "interfaceName":"cali5a1b2c3d4e5","mac":"ee:ee:ee:ee:ee:ee",
   "ports":[{"name":"http","protocol":"TCP","port":8080,"hostPort":0,"hostIP":""}]}}
 """
 NODE = r"""
-{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"worker-1","uid":"u","creationTimestamp":"2026-08-22T10:11:12Z","labels":{"kubernetes.io/hostname":"worker-1"}},
- "spec":{"bgp":{"ipv4Address":"192.0.2.11/24","ipv4IPIPTunnelAddr":"10.10.3.64"},"orchRefs":[{"nodeName":"worker-1","orchestrator":"k8s"}],
- "addresses":[{"address":"192.0.2.11/24","type":"CalicoNodeIP"},{"address":"192.0.2.11","type":"InternalIP"}]},"status":{}}
+{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"worker-1","uid":"u",
+  "creationTimestamp":"2026-08-22T10:11:12Z","labels":{"kubernetes.io/hostname":"worker-1"}},
+ "spec":{"bgp":{"ipv4Address":"192.0.2.11/24","ipv4IPIPTunnelAddr":"10.10.3.64"},
+  "orchRefs":[{"nodeName":"worker-1","orchestrator":"k8s"}],
+ "addresses":[{"address":"192.0.2.11/24","type":"CalicoNodeIP"},{"address":"192.0.2.11",
+  "type":"InternalIP"}]},"status":{}}
 """
 # The document shortens the two lists of 64; here they are written out.
 _ALLOCATIONS = [0, 1, None, 2] + [None] * 60
@@ -56,11 +66,15 @@ BLOCK = r"""
  "allocations":ALLOCATIONS,
  "unallocated":UNALLOCATED,
  "attributes":[
-   {"handle_id":"ipip-tunnel-addr-worker-1","secondary":{"node":"worker-1","type":"ipipTunnelAddress"}},
-   {"handle_id":"k8s-pod-network.7f3e","secondary":{"namespace":"prod","node":"worker-1","pod":"web-0","timestamp":"2026-08-22 09:21:13.123456789 +0000 UTC"}},
+   {"handle_id":"ipip-tunnel-addr-worker-1",
+     "secondary":{"node":"worker-1","type":"ipipTunnelAddress"}},
+   {"handle_id":"k8s-pod-network.7f3e",
+     "secondary":{"namespace":"prod","node":"worker-1","pod":"web-0",
+       "timestamp":"2026-08-22 09:21:13.123456789 +0000 UTC"}},
    {"releasedAt":"2026-08-22T09:30:00Z"}],
  "sequenceNumber":1787476801123456793,
- "sequenceNumberForAllocation":{"0":1787476801123456789,"1":1787476801123456790,"3":1787476801123456792},
+ "sequenceNumberForAllocation":{"0":1787476801123456789,"1":1787476801123456790,
+  "3":1787476801123456792},
  "deleted":false}
 """.replace("UNALLOCATED", json.dumps(_UNALLOCATED)).replace(
     "ALLOCATIONS", json.dumps(_ALLOCATIONS)
