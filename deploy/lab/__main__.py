@@ -122,6 +122,17 @@ def pod_del(name: str, pod_name: str) -> None:
     say(f"pod {pod_name} deleted")
 
 
+@pod.command(name="ip")
+@click.argument("pod_name")
+@click.pass_obj
+def pod_ip(name: str, pod_name: str) -> None:
+    """The pod's first address, for scripts."""
+    lab = cluster.attach(name)
+    if pod_name not in lab.state.pods:
+        raise LabError(f"no pod {pod_name!r}")
+    say(lab.state.pods[pod_name].ips[0])
+
+
 @main.command(name="exec", context_settings=PASS_ON)
 @click.argument("pod_name")
 @command_line
