@@ -1,0 +1,92 @@
+"""Is an object acceptable? Every check of datamodel 4 that needs nothing but the object.
+
+Layer: libcalico.model, pure; may use libcalico.selector. Users: calicoctl and all other writers
+(after `defaults.with_defaults`), felix (an object that fails is treated as absent).
+
+    validate(resource)                      everything, as one ValidationError
+    problems(resource)                      the same as a tuple, nothing raised
+and for the moment of writing, re-exported from validation_datastore:
+    validate_create_metadata / validate_update_metadata(resource)
+    validate_update(old, new)               immutable members
+    validate_pool_overlap, validate_pool_blocks, validate_peer_filters, validate_policy_tier,
+    validate_tier_delete, validate_profile_write      what other objects have to say
+
+  VA1  all failures are found in one pass: Go family first, then schema, then CEL;
+  VA2  nothing but ValidationError is raised, whatever text the members hold;
+  VA3  kinds without CRD (Node, WorkloadEndpoint, LiveMigration, Profile) have no CRD family.
+
+The tables are by theme in validation_{policy,endpoints,network,felix,cluster}.
+Source: reference/datamodel.md 4; Calico LCG/validator/v3.
+"""
+
+from __future__ import annotations
+
+from libcalico.errors import FieldError, ValidationError
+from libcalico.model import (
+    validation_cluster,
+    validation_endpoints,
+    validation_felix,
+    validation_network,
+    validation_policy,
+)
+from libcalico.model.ippool import IPPool
+from libcalico.model.meta import Resource
+from libcalico.model.validation_datastore import (
+    validate_create_metadata,
+    validate_peer_filters,
+    validate_policy_tier,
+    validate_pool_blocks,
+    validate_pool_overlap,
+    validate_profile_write,
+    validate_tier_delete,
+    validate_update,
+    validate_update_metadata,
+)
+from libcalico.model.validation_metadata import check_metadata
+from libcalico.model.validation_network import check_pool_cidr
+from libcalico.model.validation_rules import Report
+from libcalico.model.validation_walk import Walker
+
+__all__ = [
+    "problems",
+    "validate",
+    "validate_create_metadata",
+    "validate_peer_filters",
+    "validate_policy_tier",
+    "validate_pool_blocks",
+    "validate_pool_overlap",
+    "validate_profile_write",
+    "validate_tier_delete",
+    "validate_update",
+    "validate_update_metadata",
+]
+
+WITHOUT_CRD = frozenset({"Node", "WorkloadEndpoint", "LiveMigration", "Profile"})
+
+_WALKER = Walker(
+    validation_policy.TABLES
+    | validation_endpoints.TABLES
+    | validation_network.TABLES
+    | validation_felix.TABLES
+    | validation_cluster.TABLES
+)
+
+
+def validate(resource: Resource) -> None:
+    """Check a resource after defaulting. Errors: ValidationError with every failure."""
+    found = problems(resource)
+    if found:
+        raise ValidationError(*found)
+
+
+def problems(resource: Resource) -> tuple[FieldError, ...]:
+    """Every failure of a resource; empty when it is acceptable."""
+    if isinstance(resource, IPPool):
+        try:
+            check_pool_cidr(resource.spec.cidr)
+        except ValidationError as err:
+            return err.errors
+    report = Report()
+    check_metadata(resource, report)
+    _WALKER.walk(resource, "", report, crd=resource.kind not in WITHOUT_CRD)
+    return report.errors()
