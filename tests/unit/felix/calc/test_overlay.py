@@ -1,0 +1,160 @@
+"""felix.calc.overlay: pins and retractions against a slow, repeating, forgetful syncer."""
+
+from __future__ import annotations
+
+import pytest
+
+from felix.calc.overlay import EndpointOverlay
+from libcalico.syncer.api import SyncStatus, Update
+from tests.support.calc import ELSEWHERE, wep
+
+KEY, ONE = wep("w", "10.0.0.1")
+_, TWO = wep("w", "10.0.0.2")
+REMOTE_KEY, REMOTE = wep("r", "10.0.0.9", node=ELSEWHERE)
+
+
+@pytest.fixture
+def overlay() -> EndpointOverlay:
+    return EndpointOverlay("here")
+
+
+def resync(overlay: EndpointOverlay) -> list[Update]:
+    assert overlay.on_status(SyncStatus.RESYNC) == []
+    return overlay.on_status(SyncStatus.IN_SYNC)
+
+
+def say(overlay: EndpointOverlay, value: object | None, revision: int) -> object | None:
+    return overlay.on_update(KEY, Update(KEY, value, revision)).value
+
+
+def test_without_calls_the_datastore_speaks(overlay):
+    """E4."""
+    update = Update(KEY, ONE, 5)
+    assert overlay.on_update(KEY, update) is update
+    gone = Update(KEY, None, 6)
+    assert overlay.on_update(KEY, gone) is gone
+    assert resync(overlay) == []
+    assert overlay.dump() == {}
+
+
+def test_a_pin_stands_until_it_is_confirmed_and_the_echo_is_here(overlay):
+    """E1."""
+    assert overlay.pin(KEY, ONE).value is ONE
+    assert say(overlay, None, 9) is ONE
+    assert overlay.confirm(KEY, 10) is None
+    assert say(overlay, None, 9) is ONE
+    assert say(overlay, TWO, 10) is TWO
+    assert say(overlay, None, 11) is None
+    assert not overlay.held_keys()
+
+
+def test_an_echo_before_the_confirmation_is_shown_with_it(overlay):
+    overlay.pin(KEY, ONE)
+    assert say(overlay, TWO, 10) is ONE
+    released = overlay.confirm(KEY, 10)
+    assert released is not None
+    assert released.value is TWO
+
+
+def test_an_unconfirmed_pin_survives_any_resync(overlay):
+    overlay.pin(KEY, ONE)
+    assert resync(overlay) == []
+    assert say(overlay, None, 99) is ONE
+
+
+def test_a_resync_begun_after_the_confirmation_ends_the_pin(overlay):
+    """E3."""
+    overlay.pin(KEY, ONE)
+    overlay.on_status(SyncStatus.RESYNC)
+    overlay.confirm(KEY, 10)
+    assert overlay.on_status(SyncStatus.IN_SYNC) == []
+    assert [(item.key, item.value) for item in resync(overlay)] == [(KEY, None)]
+    assert resync(overlay) == []
+
+
+def test_a_new_pin_replaces_the_old_one_and_needs_its_own_confirmation(overlay):
+    overlay.pin(KEY, ONE)
+    overlay.confirm(KEY, 10)
+    overlay.pin(KEY, TWO)
+    assert say(overlay, ONE, 10) is TWO
+    assert overlay.confirm(KEY, 12) is None
+    assert say(overlay, TWO, 12) is TWO
+
+
+def test_a_retraction_hides_what_the_datastore_still_shows(overlay):
+    """E2."""
+    say(overlay, ONE, 5)
+    assert overlay.retract(KEY).value is None
+    assert say(overlay, ONE, 5) is None
+    assert say(overlay, None, 6) is None
+    assert not overlay.held_keys()
+    assert say(overlay, TWO, 7) is TWO
+
+
+def test_something_newer_than_what_was_retracted_is_shown(overlay):
+    say(overlay, ONE, 5)
+    overlay.retract(KEY)
+    assert say(overlay, TWO, 6) is TWO
+
+
+def test_the_echo_of_a_confirmed_write_stays_hidden_after_its_retraction(overlay):
+    """E2: ADD was undone at once; put and delete are still on their way."""
+    overlay.pin(KEY, ONE)
+    overlay.confirm(KEY, 10)
+    overlay.retract(KEY)
+    assert say(overlay, None, 4) is None
+    assert say(overlay, ONE, 10) is None
+    assert say(overlay, None, 11) is None
+    assert not overlay.held_keys()
+
+
+def test_retracting_what_nobody_knows_holds_nothing(overlay):
+    assert overlay.retract(KEY).value is None
+    overlay.pin(KEY, ONE)
+    assert overlay.retract(KEY).value is None
+    assert not overlay.held_keys()
+    assert say(overlay, TWO, 3) is TWO
+
+
+def test_a_resync_ends_a_retraction_that_the_datastore_does_not_share(overlay):
+    """E3: DEL could not delete the object."""
+    say(overlay, ONE, 5)
+    overlay.retract(KEY)
+    overlay.on_status(SyncStatus.RESYNC)
+    assert say(overlay, ONE, 5) is None
+    assert [item.value for item in overlay.on_status(SyncStatus.IN_SYNC)] == [ONE]
+
+
+def test_confirming_a_retracted_endpoint_is_nothing(overlay):
+    say(overlay, ONE, 5)
+    overlay.retract(KEY)
+    assert overlay.confirm(KEY, 6) is None
+    assert say(overlay, ONE, 5) is None
+    assert overlay.confirm(REMOTE_KEY, 6) is None
+
+
+def test_pinning_again_after_a_retraction(overlay):
+    """The pod comes back under the same name before its delete has."""
+    say(overlay, ONE, 5)
+    overlay.retract(KEY)
+    assert overlay.pin(KEY, TWO).value is TWO
+    assert say(overlay, None, 6) is TWO
+    overlay.confirm(KEY, 7)
+    assert say(overlay, TWO, 7) is TWO
+
+
+def test_endpoints_of_other_nodes_are_not_remembered(overlay):
+    overlay.on_update(REMOTE_KEY, Update(REMOTE_KEY, REMOTE, 5))
+    assert overlay.retract(REMOTE_KEY).revision == 0
+    assert not overlay.held_keys()
+
+
+def test_dump_says_what_is_held_and_why(overlay):
+    say(overlay, ONE, 5)
+    overlay.retract(KEY)
+    other, value = wep("x", "10.0.0.3")
+    overlay.pin(other, value)
+    assert overlay.dump() == {
+        "prod/w": {"state": "hidden", "revision": 5},
+        "prod/x": {"state": "pinned", "revision": None},
+    }
