@@ -503,6 +503,13 @@ def test_without_unknown_members_nothing_is_carried() -> None:
     assert found.unknown.paths() == []
 
 
+def test_preserving_adds_what_reading_adds() -> None:
+    raw = b'{"metadata":{"name":"default.a"},"new":1}'
+    for text in (raw, b'{"metadata":{"name":"default.a"}}'):
+        policy = codec.decode_preserving("NetworkPolicy", text, 8).obj
+        assert policy.metadata == model.ObjectMeta(name="a", resource_version="8")
+
+
 def test_a_member_of_a_wrong_kind_of_object_is_not_unknown() -> None:
     _, unknown = codec.decode_preserving(POOL, b'{"Kind":"Tier","spec":{"cidr":"x"}}', 1)
     assert not unknown
