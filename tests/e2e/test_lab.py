@@ -1,0 +1,253 @@
+"""The whole path with real packets: what `make lab` shows, and what must survive faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+
+from deploy.lab import demo, pods, shell
+from deploy.lab.cluster import Cluster, up
+from deploy.lab.shell import LabError, wait_until
+from deploy.lab.topology import Options
+
+ALLOW_FRONTEND = demo.POLICY.encode()
+ENDPOINTS = "/calico/resources/v3/projectcalico.org/workloadendpoints/"
+SETTLE_S = 15.0
+
+
+def eventually(condition, *, timeout_s: float = SETTLE_S) -> bool:
+    return wait_until(condition, timeout_s=timeout_s, every_s=0.1)
+
+
+def http(lab: Cluster, source: str, address: str) -> bool:
+    return pods.can_http(lab, source, address, wait_s=1)
+
+
+def apply(lab: Cluster, document: bytes = ALLOW_FRONTEND) -> None:
+    lab.calicoctl("apply", "-f", "-", stdin=document)
+
+
+def remove_policy(lab: Cluster, name: str = "web-from-frontend") -> None:
+    lab.calicoctl("delete", "networkpolicy", name, "-n", "default", check=False)
+
+
+def etcdctl(lab: Cluster, *arguments: str, stdin: bytes | None = None) -> str:
+    command = ["etcdctl", f"--endpoints={lab.topology.etcd_endpoint}", *arguments]
+    env = lab.environment() | {"ETCDCTL_API": "3"}
+    done = shell.run(command, namespace=lab.topology.etcd.namespace, env=env, stdin=stdin)
+    return done.stdout.decode()
+
+
+def node_output(lab: Cluster, node: str, *command: str) -> str:
+    return shell.run(list(command), namespace=lab.topology.node(node).namespace).stdout.decode()
+
+
+class Flow:
+    """Pings every 10 ms between two pods; `lost()` ends it and counts what did not come back."""
+
+    def __init__(self, lab: Cluster, source: str, address: str) -> None:
+        command = lab.in_pod(source, ["ping", "-n", "-i", "0.01", "-W", "2", address])
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+
+    def lost(self) -> int:
+        self._process.send_signal(signal.SIGINT)
+        stdout, _ = self._process.communicate(timeout=20)
+        match = re.search(rb"(\d+) packets transmitted, (\d+) received", stdout)
+        assert match, stdout
+        sent, received = int(match[1]), int(match[2])
+        assert sent > 50, "the flow hardly ran"
+        # The last request may be on its way when ping is told to stop.
+        return max(sent - received - 1, 0)
+
+
+def test_the_demonstration_holds(lab):
+    said: list[str] = []
+    held = demo.run(lab, said.append)
+    for name in list(lab.state.pods):
+        pods.delete(lab, name)
+    assert held, "\n".join(said)
+
+
+def test_a_policy_blocks_and_allows_and_goes_again(lab, web):
+    assert http(lab, "frontend", web)
+    assert http(lab, "other", web)
+    apply(lab)
+    try:
+        assert eventually(lambda: not http(lab, "other", web))
+        assert http(lab, "frontend", web)
+        assert not pods.can_ping(lab, "frontend", web, wait_s=1)
+    finally:
+        remove_policy(lab)
+    assert eventually(lambda: http(lab, "other", web))
+
+
+def test_a_pod_has_its_policy_before_its_add_has_answered(lab, web):
+    apply(lab, ALLOW_FRONTEND.replace(b"app == 'web'", b"app == 'late'"))
+    try:
+        pods.add(lab, "late", node="node2", labels={"app": "late"})
+        # Not "eventually": the very first packet after the answer must be refused.
+        assert not pods.can_ping(lab, "other", lab.state.pods["late"].ips[0], wait_s=1)
+    finally:
+        remove_policy(lab)
+        pods.delete(lab, "late")
+
+
+def test_addresses_and_routes_are_given_back(lab):
+    pods.add(lab, "brief", node="node1")
+    address = lab.state.pods["brief"].ips[0]
+    assert f"{address} dev cali" in node_output(lab, "node1", "ip", "route")
+    pods.delete(lab, "brief")
+    assert address not in node_output(lab, "node1", "ip", "route")
+    assert "brief" not in etcdctl(lab, "get", "--prefix", "--keys-only", ENDPOINTS)
+    assert f"{address} is not assigned" in lab.calicoctl("ipam", "show", f"--ip={address}")
+
+
+@pytest.mark.parametrize("role", ["calico-felix", "calico-bgp", "calico-confd", "everything"])
+def test_killing_daemons_loses_no_packet_of_an_existing_flow(lab, web, role):
+    flow = Flow(lab, "frontend", web)
+    assert eventually(lambda: pods.can_ping(lab, "frontend", web))
+    if role == "everything":
+        lab.restart_node("node1", kill=True)
+    else:
+        victims = [pid for pid in lab.daemon_pids("node1") if role in command_of(pid)]
+        assert len(victims) == 1, victims
+        os.kill(victims[0], signal.SIGKILL)
+        lab.wait_ready("node1")
+        lab.wait_sessions()
+        assert eventually(lambda: any(role in command_of(pid) for pid in lab.daemon_pids("node1")))
+    assert flow.lost() == 0
+
+
+def command_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def test_a_restart_rewrites_nothing_that_is_right(lab, web):
+    def chains() -> set[tuple[str, int]]:
+        listed = json.loads(
+            node_output(lab, "node1", "nft", "-j", "list", "table", "inet", "calico")
+        )
+        return {
+            (entry["rule"]["chain"], entry["rule"]["handle"])
+            for entry in listed["nftables"]
+            if "rule" in entry
+        }
+
+    def routes() -> set[str]:
+        return set(node_output(lab, "node1", "ip", "route").splitlines())
+
+    apply(lab)
+    try:
+        assert eventually(lambda: not http(lab, "other", web))
+        before = chains(), routes()
+        assert before[0]
+        lab.restart_node("node1", kill=True)
+        assert eventually(lambda: (chains(), routes()) == before), (chains(), routes(), before)
+        assert not http(lab, "other", web)
+    finally:
+        remove_policy(lab)
+
+
+def test_what_vanished_while_felix_was_away_goes_after_in_sync(lab):
+    pods.add(lab, "orphan", node="node1", labels={"app": "orphan"})
+    address = lab.state.pods["orphan"].ips[0]
+    lab.stop("node1")
+    assert address in node_output(lab, "node1", "ip", "route"), "a stop leaves the dataplane"
+    path = etcdctl(lab, "get", "--prefix", "--keys-only", ENDPOINTS).split()
+    (mine,) = [line for line in path if "orphan" in line]
+    etcdctl(lab, "del", mine)
+    lab.start_node("node1")
+    lab.wait_ready("node1")
+    assert eventually(lambda: address not in node_output(lab, "node1", "ip", "route"))
+    lab.wait_sessions()
+    pods.delete(lab, "orphan")
+
+
+def test_a_pod_can_be_deleted_while_felix_is_down(lab):
+    pods.add(lab, "widow", node="node2")
+    address = lab.state.pods["widow"].ips[0]
+    lab.stop("node2")
+    try:
+        pods.delete(lab, "widow")
+        assert "widow" not in etcdctl(lab, "get", "--prefix", "--keys-only", ENDPOINTS)
+        assert f"{address} is not assigned" in lab.calicoctl("ipam", "show", f"--ip={address}")
+        with pytest.raises(LabError, match='"code": 11'):
+            pods.add(lab, "early", node="node2")
+    finally:
+        lab.start_node("node2")
+        lab.wait_ready("node2")
+        lab.wait_sessions()
+
+
+def test_etcd_may_go_away_and_come_back(lab, web):
+    apply(lab)
+    try:
+        assert eventually(lambda: not http(lab, "other", web))
+        flow = Flow(lab, "other", lab.state.pods["frontend"].ips[0])
+        lab.stop("etcd", grace_s=0)
+        assert http(lab, "frontend", web)
+        assert not http(lab, "other", web)
+        lab.start_etcd()
+        assert flow.lost() == 0
+    finally:
+        remove_policy(lab)
+    assert eventually(lambda: http(lab, "other", web), timeout_s=40)
+
+
+def test_one_malformed_object_does_not_stop_the_others(lab, web):
+    bad = "/calico/resources/v3/projectcalico.org/networkpolicies/default/broken"
+    worse = "/calico/resources/v3/projectcalico.org/networkpolicies/default/worse"
+    etcdctl(lab, "put", bad, stdin=b'{"kind":"NetworkPolicy","spec":{"order":"first"')
+    etcdctl(
+        lab,
+        "put",
+        worse,
+        stdin=b'{"kind":"NetworkPolicy","apiVersion":"projectcalico.org/v3",'
+        b'"metadata":{"name":"worse","namespace":"default"},'
+        b'"spec":{"selector":"this is (not a selector","types":["Ingress"]}}',
+    )
+    try:
+        apply(lab)
+        assert eventually(lambda: not http(lab, "other", web))
+        assert http(lab, "frontend", web)
+        log = (lab.state.node_directory("node1") / "log/node.log").read_text()
+        assert "broken" in log
+        assert "worse" in log
+    finally:
+        for key in (bad, worse):
+            etcdctl(lab, "del", key)
+        remove_policy(lab)
+
+
+def test_routes_that_somebody_deletes_come_back(lab, web):
+    routes = node_output(lab, "node1", "ip", "route").splitlines()
+    local = next(line for line in routes if " cali" in line)
+    learned = next(line for line in routes if "proto bgp" in line and "blackhole" not in line)
+    for line in (local, learned):
+        node_output(lab, "node1", "ip", "route", "del", *line.split()[:1])
+    assert eventually(
+        lambda: {local, learned} <= set(node_output(lab, "node1", "ip", "route").splitlines())
+    )
+
+
+def test_pods_reach_the_outside_masqueraded_and_not_otherwise(lab, web):
+    switch = lab.topology.switch.namespace
+    assert pods.can_ping(lab, "frontend", "192.0.2.1")
+    listed = shell.run(["ip", "route"], namespace=switch).stdout.decode()
+    assert "10.65." not in listed, "the outside knows no way to pods, so the answer proves NAT"
+
+
+def test_a_lab_that_is_up_is_not_made_again(lab):
+    with pytest.raises(LabError, match="is up already"):
+        up("e2e", Options())
