@@ -191,8 +191,8 @@ def _annotated_name(annotation: str | None) -> str | None:
     if not annotation:
         return None
     try:
-        stored = json.loads(annotation)
-    except ValueError:
+        stored = msgspec.json.decode(annotation)
+    except _FAST_ERRORS:
         return None
     name = stored.get("name") if isinstance(stored, dict) else None
     return name if isinstance(name, str) and name else None
@@ -264,8 +264,6 @@ def _finish(record: Record, value: dict[str, Any], unknown: Unknown) -> dict[str
 def _finish_member(shape: Shape, value: Any, name: str, unknown: Unknown) -> Any:
     if isinstance(shape, Record):
         child = unknown.children.get(name, NOTHING_UNKNOWN)
-        if value is None and not child:
-            return None
         return _finish(shape, value or {}, child)
     if isinstance(shape, Listing) and value is not None:
         if isinstance(shape.item, Record):

@@ -97,6 +97,12 @@ def test_missing_members_have_their_defaults() -> None:
 def test_numbers_that_came_as_strings_are_numbers() -> None:
     peer = _decode("BGPPeer", {"spec": {"asNumber": "64512", "localASNumber": "1.10"}})
     assert (peer.spec.as_number, peer.spec.local_as_number) == (64512, 65546)
+    rule = {"ACTION": "Allow", "protocol": "6", "destination": {"ports": ["80", "9:9", "a b"]}}
+    policy = _decode("GlobalNetworkPolicy", {"spec": {"ingress": [rule]}})
+    assert policy.spec.ingress[0].protocol == 6
+    assert policy.spec.ingress[0].destination.ports == (80, 9, "a b"), "a bad one is as given"
+    affinity = _decode("BlockAffinity", {"spec": {"deleted": True}})
+    assert affinity.spec.deleted == "true"
 
 
 def test_a_policy_of_a_foreign_writer_is_read() -> None:
@@ -220,10 +226,17 @@ def test_a_policy_is_written_with_its_name_annotation() -> None:
     assert "annotations" not in tier["metadata"]
 
 
+@pytest.mark.parametrize("annotation", ["[" * 100_000, '{"name":"\\ud800"}', "9" * 5000, ""])
+def test_no_annotation_does_harm(annotation: str) -> None:
+    metadata = {"name": "default.a", "annotations": {"projectcalico.org/metadata": annotation}}
+    assert _decode("NetworkPolicy", {"metadata": metadata}).metadata.name == "a"
+
+
 def test_the_shown_form_has_the_revision_and_no_bookkeeping() -> None:
     policy = model.NetworkPolicy(metadata=model.ObjectMeta(name="a", resource_version="5"))
     shown = codec.to_shown(policy)
     assert shown["metadata"] == {"name": "a", "resourceVersion": "5"}
+    assert codec.to_shown(model.Tier())["metadata"] == {}
     noted = replace(policy, metadata=replace(policy.metadata, annotations={"n": "1"}))
     assert codec.to_shown(noted)["metadata"]["annotations"] == {"n": "1"}
 
