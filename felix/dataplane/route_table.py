@@ -175,19 +175,17 @@ class RouteTable:
         before = self._interface_by_name.get(name)
         if before == state:
             return
-        if before is not None and (state is None or state.ifindex != before.ifindex):
+        if before is not None and state is None:
             self._name_by_ifindex.pop(before.ifindex, None)
-        if state is None:
-            self._interface_by_name.pop(name, None)
+            del self._interface_by_name[name]
             self._appeared_at.pop(name, None)
-        else:
+        elif state is not None:
             self._interface_by_name[name] = state
             self._name_by_ifindex[state.ifindex] = name
             if before is None and self._has_listed:
                 self._appeared_at[name] = self._clock.monotonic()
-        went_down = before is not None and before.is_up and not (state is not None and state.is_up)
-        was_replaced = before is not None and state is not None and before.ifindex != state.ifindex
-        if before is not None and (went_down or was_replaced):
+        # One that was made anew was said to be gone first (LinkMonitor, L2).
+        if before is not None and before.is_up and not (state is not None and state.is_up):
             self._forget_routes_over(before)
         for dst in self._destinations_over(name):
             self._recompute(dst)
@@ -268,7 +266,7 @@ class RouteTable:
             self._foreign[key] = route
             return
         programmed = self._tracker.programmed(key)
-        if programmed is None or programmed == route or self._is_gone(programmed):
+        if programmed is None or programmed == route:
             self._confirm_observed(key, route)
         elif self._tracker.wanted(key) == route:
             self._extras.add(programmed)
@@ -280,9 +278,6 @@ class RouteTable:
         self._tracker.confirm(key, route)
         if self._tracker.wanted(key) is None:
             self._strangers.add(key)
-
-    def _is_gone(self, route: Route) -> bool:
-        return any(hop.ifindex not in self._name_by_ifindex for hop in route.nexthops)
 
     def _forget_routes_over(self, interface: InterfaceState) -> None:
         """The kernel flushed them when the interface went down.
