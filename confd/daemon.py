@@ -1,0 +1,322 @@
+"""`calico-confd`: watch the datastore and the templates, keep the rendered files right.
+
+Layer: wiring and edge. Console script `calico-confd`.
+
+    calico-confd                    watch for ever (what calico-node runs)
+    calico-confd -onetime           render once and end; exit 1 if any template failed
+    calico-confd -noop              only say what would change
+    calico-confd -keep-stage-file   keep what was checked beside the destination
+    calico-confd -confdir DIR       templates in DIR/templates, resources in DIR/conf.d
+
+  C1  nothing is written before the first in-sync: a half-read datastore would drop sessions;
+  C2  templates are taken in order; when one fails (render, check, write) those behind it are not
+      published in that pass, and every destination keeps its last good text;
+  C3  a burst of changes is rendered once: after SETTLE_S of quiet, at the latest after MAX_WAIT_S;
+  C4  what failed is tried again at the next change, and every RETRY_S.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from watchdog.events import FileSystemEvent, FileSystemEventHandler
+from watchdog.observers import Observer
+
+from confd.context import BgpContext, NodeIdentity, build
+from confd.publish import CheckFailed, Publisher
+from confd.render import Renderer, TemplateError
+from confd.resources import TemplateResource, load
+from confd.view import KINDS, DatastoreView
+from libcalico.datastore.config import connect, from_environment
+from libcalico.errors import ConfigError, InvalidInput, SuiteError
+from libcalico.model.keys import affinities_prefix, prefix_of
+from libcalico.model.meta import Resource
+from libcalico.model.names import node_name
+from libcalico.model.validation import validate
+from libcalico.runtime import log, paths
+from libcalico.syncer.api import SyncStatus, Update
+from libcalico.syncer.watcher import WatchSyncer
+
+LOG = log.get(__name__)
+SETTLE_S, MAX_WAIT_S, RETRY_S = 0.05, 0.5, 30.0
+SHIPPED = Path(__file__).parent
+DEFAULT_SECRETS = "/etc/calico/secrets"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    onetime: bool = False
+    noop: bool = False
+    keep_stage: bool = False
+    confdir: Path = SHIPPED
+
+
+@dataclass(slots=True)
+class Counters:
+    """For the state dump. `failed` holds the last error of each resource that is not in force."""
+
+    passes: int = 0
+    written: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+class Confd:
+    """Renders one view into files. `render()` is one pass and returns whether all is in force."""
+
+    def __init__(
+        self,
+        view: DatastoreView,
+        identity: NodeIdentity,
+        options: Options,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._view = view
+        self._identity = identity
+        self._environ = environ
+        self._renderer = Renderer(options.confdir / "templates")
+        self._publisher = Publisher(environ, noop=options.noop, keep_stage=options.keep_stage)
+        self._resources_dir = options.confdir / "conf.d"
+        self._warned: tuple[str, ...] = ()
+        self.counters = Counters()
+
+    def render(self) -> bool:
+        """Blocking: runs check commands. Call from a thread in a daemon."""
+        self.counters.passes += 1
+        try:
+            resources = load(self._resources_dir, self._places())
+            context = build(self._view, self._identity, self._secret)
+        except (InvalidInput, ValueError) as err:
+            return self._failed("configuration", err)
+        if context is None:
+            LOG.info(
+                "no BGP configuration yet: the node is not registered", node=self._identity.name
+            )
+            return False
+        self._warn(context)
+        return self._publish(resources, context)
+
+    def _publish(self, resources: Sequence[TemplateResource], context: BgpContext) -> bool:
+        rendered: dict[str, str] = {}
+        variables = {"bgp": context, "speaker": context.speaker, "rendered": rendered}
+        changed = []
+        for resource in resources:
+            try:
+                rendered[resource.src] = self._renderer.render(resource.src, variables)
+                if self._publisher.publish(resource, rendered[resource.src]):
+                    changed.append(resource)
+            except (TemplateError, CheckFailed, OSError) as err:
+                return self._failed(resource.name, err)
+        self.counters.failed.clear()
+        self.counters.written += len(changed)
+        for resource in changed:
+            self._publisher.reload(resource)
+        return True
+
+    def _failed(self, name: str, err: Exception) -> bool:
+        if self.counters.failed.get(name) != str(err):
+            LOG.error("not in force, the last good files stay", resource=name, error=err)
+        self.counters.failed = {name: str(err)}
+        return False
+
+    def _warn(self, context: BgpContext) -> None:
+        for warning in context.warnings:
+            if warning not in self._warned:
+                LOG.warning("BGP configuration", reason=warning)
+        self._warned = context.warnings
+
+    def _places(self) -> dict[str, str]:
+        return {
+            "run_dir": str(paths.run_dir(self._environ)),
+            "lib_dir": str(paths.lib_dir(self._environ)),
+            "bin_dir": str(Path(sys.executable).parent),
+        }
+
+    def _secret(self, name: str, key: str) -> str | None:
+        """A password file: one secret a folder, one key a file; a final newline does not count."""
+        if "/" in name or "/" in key or not name or not key:
+            return None
+        folder = Path(self._environ.get("CALICO_SECRETS_DIR", DEFAULT_SECRETS))
+        try:
+            return (folder / name / key).read_text().rstrip("\n")
+        except OSError:
+            return None
+
+    def dump(self) -> dict[str, object]:
+        counters = self.counters
+        return {
+            "view": self._view.dump(),
+            "passes": counters.passes,
+            "written": counters.written,
+            "failed": dict(counters.failed),
+        }
+
+
+class ChangeSink:
+    """Feeds the view and tells the render loop that something may have changed."""
+
+    def __init__(self, view: DatastoreView, changed: asyncio.Event) -> None:
+        self._view = view
+        self._changed = changed
+
+    def on_updates(self, updates: Sequence[Update]) -> None:
+        before = self._view.generation
+        self._view.on_updates(updates)
+        if self._view.generation != before:
+            self._changed.set()
+
+    def on_status(self, status: SyncStatus) -> None:
+        self._view.on_status(status)
+        if status is SyncStatus.IN_SYNC:
+            self._changed.set()
+
+
+class _TemplateWatch(FileSystemEventHandler):
+    """watchdog calls from its own thread; the loop is told through call_soon_threadsafe."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
+        self._loop = loop
+        self._changed = changed
+
+    def on_any_event(self, event: FileSystemEvent) -> None:
+        if event.event_type in ("created", "modified", "moved", "deleted"):
+            self._loop.call_soon_threadsafe(self._changed.set)
+
+
+async def run(options: Options, environ: Mapping[str, str]) -> int:
+    """Errors: SuiteError. Ends after one pass with -onetime, else when cancelled."""
+    identity = identity_of(environ)
+    view = DatastoreView(_validated)
+    confd = Confd(view, identity, options, environ)
+    changed = asyncio.Event()
+    datastore = connect(from_environment(environ))
+    prefixes = [prefix_of(kind) for kind in KINDS]
+    prefixes += [affinities_prefix(identity.name, version) for version in (4, 6)]
+    syncer = WatchSyncer(datastore, prefixes, ChangeSink(view, changed))
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, changed.set)
+    loop.add_signal_handler(signal.SIGUSR1, lambda: _dump(confd, syncer))
+    syncing = asyncio.ensure_future(syncer.run())
+    try:
+        if options.onetime:
+            return await _once(confd, view, changed)
+        with _watching(options.confdir, loop, changed):
+            await _for_ever(confd, view, changed)
+    finally:
+        syncing.cancel()
+        await asyncio.gather(syncing, return_exceptions=True)
+        await datastore.close()
+    return 0
+
+
+async def _once(confd: Confd, view: DatastoreView, changed: asyncio.Event) -> int:
+    while not view.in_sync:
+        await changed.wait()
+        changed.clear()
+    return 0 if await asyncio.to_thread(confd.render) else 1
+
+
+async def _for_ever(confd: Confd, view: DatastoreView, changed: asyncio.Event) -> None:
+    is_in_force = True
+    while True:
+        try:
+            async with asyncio.timeout(None if is_in_force else RETRY_S):
+                await changed.wait()
+        except TimeoutError:
+            LOG.debug("trying again what failed")
+        await _settled(changed)
+        if view.in_sync:
+            is_in_force = await asyncio.to_thread(confd.render)
+
+
+async def _settled(changed: asyncio.Event) -> None:
+    """Wait for the end of a burst, but not for ever (C3)."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + MAX_WAIT_S
+    changed.clear()
+    while loop.time() < deadline:
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                await changed.wait()
+        except TimeoutError:
+            return
+        changed.clear()
+
+
+class _watching:
+    """Watch the template folders as long as the block runs."""
+
+    def __init__(
+        self, folder: Path, loop: asyncio.AbstractEventLoop, changed: asyncio.Event
+    ) -> None:
+        self._observer = Observer()
+        handler = _TemplateWatch(loop, changed)
+        for part in ("templates", "conf.d"):
+            self._observer.schedule(handler, str(folder / part))
+
+    def __enter__(self) -> None:
+        self._observer.start()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._observer.stop()
+        self._observer.join()
+
+
+def _validated(value: object) -> None:
+    """V3 of the view: what is no v3 resource (an affinity) needs no validation."""
+    if isinstance(value, Resource):
+        validate(value)
+
+
+def _dump(confd: Confd, syncer: WatchSyncer) -> None:
+    LOG.info("state", confd=confd.dump(), syncer=syncer.dump())
+
+
+def identity_of(environ: Mapping[str, str]) -> NodeIdentity:
+    prefixes = environ.get("FELIX_INTERFACEPREFIX", "cali").split(",")
+    return NodeIdentity(
+        name=environ.get("NODENAME", "") or node_name(os.uname().nodename),
+        router_id=environ.get("CALICO_ROUTER_ID", ""),
+        interface_prefixes=tuple(prefix.strip() for prefix in prefixes if prefix.strip()),
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="calico-confd", description="Render BGP configuration.")
+    parser.add_argument("-onetime", "--onetime", action="store_true")
+    parser.add_argument("-watch", "--watch", action="store_true", help="the default")
+    parser.add_argument("-noop", "--noop", action="store_true")
+    parser.add_argument("-keep-stage-file", "--keep-stage-file", action="store_true")
+    parser.add_argument("-confdir", "--confdir", type=Path, default=SHIPPED)
+    parsed = parser.parse_args(arguments)
+    log.setup(os.environ.get("CONFD_LOGLEVEL", "info"))
+    options = Options(parsed.onetime, parsed.noop, parsed.keep_stage_file, parsed.confdir)
+    try:
+        return asyncio.run(_until_signalled(options, os.environ))
+    except SuiteError as err:
+        print(f"calico-confd: {err}", file=sys.stderr)  # noqa: T201 - the one line of a bad start
+        return 1
+
+
+async def _until_signalled(options: Options, environ: Mapping[str, str]) -> int:
+    for part in ("templates", "conf.d"):
+        if not (options.confdir / part).is_dir():
+            raise ConfigError("command line", "-confdir", f"has no folder {part}", options.confdir)
+    working = asyncio.ensure_future(run(options, environ))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, working.cancel)
+    try:
+        return await working
+    except asyncio.CancelledError:
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
