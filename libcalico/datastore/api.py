@@ -16,7 +16,7 @@ Revision rules (etcd's, and the whole contract rests on them):
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -105,7 +105,7 @@ class Datastore(Protocol):
 
     def list_pages(
         self, prefix: str, *, revision: int = 0, keys_only: bool = False
-    ) -> AsyncIterator[ListResult]:
+    ) -> AsyncGenerator[ListResult, None]:
         """The same snapshot page by page (at least one page), for callers that decode as they go.
         Raises WatchExpired when it is compacted before the last page: start again."""
         ...
@@ -140,7 +140,7 @@ class Datastore(Protocol):
 
     async def revoke_lease(self, lease: int) -> None: ...
 
-    def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchBatch]:
+    def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
         """Stream changes under `prefix` from `start_revision` on (D4). Never ends by itself: it
         reconnects inside; it raises WatchExpired on compaction and Unauthorized when refused."""
         ...

@@ -12,7 +12,7 @@ client has no read-back of a failed compare, no paging, and its watches do not s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,7 @@ class EtcdDatastore:
 
     async def list_pages(
         self, prefix: str, *, revision: int = 0, keys_only: bool = False
-    ) -> AsyncIterator[ListResult]:
+    ) -> AsyncGenerator[ListResult, None]:
         """The next page is on its way while the caller works on this one."""
         first, range_end = prefix_range(prefix)
         size = _PageSize()
@@ -205,7 +205,7 @@ class EtcdDatastore:
         except NotFound as err:
             raise NotFound(f"lease {lease}") from err
 
-    def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchBatch]:
+    def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
         if start_revision < 1:
             raise InvalidInput("a watch starts at revision 1 or later")
         return etcd_watch.watch(self._connection, prefix, start_revision)

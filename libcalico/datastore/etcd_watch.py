@@ -13,7 +13,7 @@ Layer: datastore edge. `WatchState` is the pure part (responses in, batches out)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -97,7 +97,7 @@ class WatchState:
 
 async def watch(
     connection: Connection, prefix: str, start_revision: int
-) -> AsyncIterator[WatchBatch]:
+) -> AsyncGenerator[WatchBatch, None]:
     """Batches for ever. Errors: WatchExpired, Unauthorized (after a fresh login did not help)."""
     state = WatchState(prefix, start_revision)
     backoff = Backoff(0.1, 5.0)

@@ -13,7 +13,8 @@ What it keeps of etcd, because somebody would otherwise rely on the opposite:
 
 Faults are queued by the test and used up by matching calls, in order:
 `fail_next`, `lose_answer_next` (applied, but the caller sees DatastoreUnavailable), `slow_next`,
-`stall`/`resume`, `partition`/`heal` (nothing answers, watches hang), `lose_watch_events`, `deny`.
+`stall`/`resume`, `partition`/`heal` (nothing answers, watches hang), `hold_watches`,
+`lose_watch_events`, `deny`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import bisect
 import enum
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from libcalico.datastore.api import (
@@ -67,10 +68,18 @@ class _Fault:
     prefix: str
     delay_s: float = 0.0
     error: SuiteError | None = None
+    after: int = 0
 
-    def matches(self, operation: str, key: str) -> bool:
+    def hits(self, operation: str, key: str) -> bool:
+        """Does this call meet the fault? Counts it if so."""
         wanted = not self.operations or operation in self.operations
-        return self.remaining > 0 and wanted and key.startswith(self.prefix)
+        if self.remaining < 1 or not wanted or not key.startswith(self.prefix):
+            return False
+        if self.after:
+            self.after -= 1
+            return False
+        self.remaining -= 1
+        return True
 
 
 @dataclass(slots=True)
@@ -125,6 +134,7 @@ class MemoryDatastore:
         self._faults: list[_Fault] = []
         self._gate: asyncio.Event | None = None
         self._partitioned = False
+        self._held = False
         self._hidden_writes = 0
         self._denied: tuple[str, ...] | None = None
         self._closed = False
@@ -155,7 +165,7 @@ class MemoryDatastore:
 
     async def list_pages(
         self, prefix: str, *, revision: int = 0, keys_only: bool = False
-    ) -> AsyncIterator[ListResult]:
+    ) -> AsyncGenerator[ListResult, None]:
         """Pages of `page_keys`; a fault may hit between any two."""
         found = await self.list(prefix, revision=revision, keys_only=keys_only)
         size = self.page_keys
@@ -241,7 +251,7 @@ class MemoryDatastore:
 
     # ---- watching ------------------------------------------------------------------------------
 
-    async def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchBatch]:
+    async def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
         if start_revision < 1:
             raise InvalidInput("a watch starts at revision 1 or later")
         await self._enter("watch", prefix, watching=True)
@@ -271,15 +281,29 @@ class MemoryDatastore:
     def revision(self) -> int:
         return self._revision
 
+    @property
+    def compacted(self) -> int:
+        """The revision of the last compaction, 0 for none."""
+        return self._compacted
+
     def seed(self, values: Mapping[str, bytes]) -> None:
         """Write without going through faults, one revision each."""
         for key, value in values.items():
             self._commit([Put(key, value)])
 
+    def erase(self, *keys: str) -> None:
+        """Delete as somebody else would: no faults, one revision each, absent keys are fine."""
+        for key in keys:
+            self._commit([Delete(key)])
+
     def contents(self, prefix: str = "") -> dict[str, bytes]:
         """What is stored now, in key order."""
+        return {kv.key: kv.value for kv in self.snapshot(prefix)}
+
+    def snapshot(self, prefix: str = "") -> tuple[KeyValue, ...]:
+        """What is stored now, with revisions."""
         present = (self._at(key, self._revision) for key in self._under(prefix))
-        return {kv.key: kv.value for kv in present if kv is not None}
+        return tuple(kv for kv in present if kv is not None)
 
     def compact(self, revision: int | None = None) -> None:
         """Forget what was superseded before `revision` (default: now), as etcd's Compact does."""
@@ -299,7 +323,7 @@ class MemoryDatastore:
     def progress(self) -> None:
         """Send every watch etcd's progress notification: an empty batch."""
         for watcher in self._watchers:
-            if not self._partitioned:
+            if self._watches_flow:
                 watcher.queue.append(WatchBatch((), self._revision))
                 watcher.wake.set()
 
@@ -317,20 +341,28 @@ class MemoryDatastore:
         operations: Iterable[str] = (),
         prefix: str = "",
         error: SuiteError | None = None,
+        after: int = 0,
     ) -> None:
-        """The next `count` matching calls are refused before they take effect."""
-        self._add_fault(_FaultKind.FAIL, count, operations, prefix, error=error)
+        """`count` matching calls are refused before they take effect, `after` so many went well.
+
+        Every page of a list counts as a call.
+        """
+        fault = _Fault(_FaultKind.FAIL, count, frozenset(operations), prefix)
+        fault.error, fault.after = error, after
+        self._faults.append(fault)
 
     def lose_answer_next(
         self, count: int = 1, *, operations: Iterable[str] = (), prefix: str = ""
     ) -> None:
         """The next `count` matching calls take effect, yet raise DatastoreUnavailable."""
-        self._add_fault(_FaultKind.LOSE_ANSWER, count, operations, prefix)
+        fault = _Fault(_FaultKind.LOSE_ANSWER, count, frozenset(operations), prefix)
+        self._faults.append(fault)
 
     def slow_next(
         self, delay_s: float, count: int = 1, *, operations: Iterable[str] = (), prefix: str = ""
     ) -> None:
-        self._add_fault(_FaultKind.SLOW, count, operations, prefix, delay_s=delay_s)
+        fault = _Fault(_FaultKind.SLOW, count, frozenset(operations), prefix, delay_s)
+        self._faults.append(fault)
 
     def stall(self) -> None:
         """Every call from now on waits until `resume`; watches go on."""
@@ -348,13 +380,23 @@ class MemoryDatastore:
     def heal(self) -> None:
         """End `partition`: watches continue where they were, or expire if that was compacted."""
         self._partitioned = False
-        for watcher in self._watchers:
-            self._catch_up(watcher)
-            watcher.wake.set()
+        self._wake_watchers()
+
+    def hold_watches(self) -> None:
+        """Watches fall behind: what happens is delivered by `release_watches`; calls go on."""
+        self._held = True
+
+    def release_watches(self) -> None:
+        self._held = False
+        self._wake_watchers()
 
     def lose_watch_events(self, count: int = 1) -> None:
         """The next `count` writes stay unseen by every watch: what anti-entropy is for."""
         self._hidden_writes += count
+
+    def see_all_events(self) -> None:
+        """End `lose_watch_events`."""
+        self._hidden_writes = 0
 
     def deny(self, *prefixes: str) -> None:
         """Refuse access to keys under these prefixes (none given: to everything)."""
@@ -366,19 +408,16 @@ class MemoryDatastore:
     def open_watches(self) -> int:
         return len(self._watchers)
 
+    def _wake_watchers(self) -> None:
+        for watcher in self._watchers:
+            self._catch_up(watcher)
+            watcher.wake.set()
+
     # ---- inside --------------------------------------------------------------------------------
 
-    def _add_fault(
-        self,
-        kind: _FaultKind,
-        count: int,
-        operations: Iterable[str],
-        prefix: str,
-        *,
-        delay_s: float = 0.0,
-        error: SuiteError | None = None,
-    ) -> None:
-        self._faults.append(_Fault(kind, count, frozenset(operations), prefix, delay_s, error))
+    @property
+    def _watches_flow(self) -> bool:
+        return not (self._partitioned or self._held)
 
     async def _enter(self, operation: str, key: str, *, watching: bool = False) -> None:
         """Everything that may go wrong before the call takes effect."""
@@ -407,8 +446,7 @@ class MemoryDatastore:
 
     def _use_fault(self, operation: str, key: str, kind: _FaultKind) -> _Fault | None:
         for fault in self._faults:
-            if fault.kind is kind and fault.matches(operation, key):
-                fault.remaining -= 1
+            if fault.kind is kind and fault.hits(operation, key):
                 return fault
         return None
 
@@ -452,7 +490,7 @@ class MemoryDatastore:
             self._hidden_writes -= 1
             return
         self._log.append((revision, tuple(events)))
-        if not self._partitioned:
+        if self._watches_flow:
             for watcher in self._watchers:
                 watcher.offer(revision, events)
 
@@ -506,7 +544,7 @@ class MemoryDatastore:
 
     def _catch_up(self, watcher: _Watcher) -> None:
         """Queue what the log holds for a watch that starts, or continues after a partition."""
-        if self._partitioned:
+        if not self._watches_flow:
             return
         if watcher.next_revision < self._compacted:
             watcher.expired = WatchExpired(self._compacted)
