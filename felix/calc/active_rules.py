@@ -49,7 +49,7 @@ class ActiveRules:
         self._dirty_policies: set[ResourceKey] = set()
         self._dirty_profiles: set[str] = set()
         self._dirty_endpoints: set[ResourceKey] = set()
-        # Selectors whose endpoints must be looked at again, before and after the next flush.
+        # Selectors whose endpoints must be looked at again by the next flush.
         self._touched: set[Selector] = set()
 
     # -- state in ---------------------------------------------------------------------------
@@ -98,15 +98,15 @@ class ActiveRules:
     # -- deltas out -------------------------------------------------------------------------
 
     def flush(self) -> Activity:
-        self._mark_endpoints(self._touched)  # those that had the policy until now
         for delta in self._index.flush():
             self._dirty_endpoints.update(delta.started)
             self._dirty_endpoints.update(delta.stopped)
-            present = len(self._index.members(delta.selector_id))
-            if present == len(delta.started) or not present:
+            if len(self._index.members(delta.selector_id)) == len(delta.started):
                 # It matched nothing before, or matches nothing now: activity changed (P1).
                 self._dirty_policies.update(self._policies_by_selector.get(delta.selector_id, ()))
-        self._mark_endpoints(self._touched)  # those that have it from now on
+        # Who left or joined a touched selector in this flush is in its delta; these stayed.
+        for selector in self._touched:
+            self._dirty_endpoints.update(self._index.members(selector))
         self._touched = set()
         activity = Activity(
             frozenset(self._dirty_policies),
@@ -208,7 +208,3 @@ class ActiveRules:
             if not self._users_by_profile[name]:
                 del self._users_by_profile[name]
                 self._dirty_profiles.add(name)
-
-    def _mark_endpoints(self, selectors: Iterable[Selector]) -> None:
-        for selector in selectors:
-            self._dirty_endpoints.update(self._index.members(selector))
