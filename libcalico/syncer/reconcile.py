@@ -22,6 +22,7 @@ from libcalico.model import codec
 from libcalico.model.keys import Key, parse
 from libcalico.syncer.api import Update
 
+_UNTRUSTED = -1
 Decode = Callable[[Key, bytes, int], object]
 
 
@@ -50,6 +51,11 @@ class RangeState:
 
     def begin_list(self) -> None:
         self._seen.clear()
+
+    def distrust(self) -> None:
+        """The store is another one than before (restored from a backup): revisions of before may
+        stand for other values now. Everything is delivered again by the next list."""
+        self._known = dict.fromkeys(self._known, _UNTRUSTED)
 
     def on_page(self, page: ListResult) -> list[Update]:
         """What is new on one page of a list."""

@@ -185,6 +185,7 @@ class WatchSyncer:
         if listed.revision < before:
             LOG.warning("the store's revision went back, listing again", key=state.prefix,
                         revision=listed.revision)  # fmt: skip
+            state.distrust()
             item.ask_for_list()
             return
         suspects = state.differences(listed.kvs)

@@ -291,6 +291,12 @@ class MemoryDatastore:
         for key, value in values.items():
             self._commit([Put(key, value)])
 
+    def restore(self, values: Mapping[str, bytes]) -> None:
+        """Another store in its place, as after restoring a backup: revisions begin anew."""
+        self._revision, self._compacted = 1, 0
+        self._keys, self._versions, self._log = [], {}, []
+        self.seed(values)
+
     def erase(self, *keys: str) -> None:
         """Delete as somebody else would: no faults, one revision each, absent keys are fine."""
         for key in keys:
