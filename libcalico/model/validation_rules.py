@@ -77,7 +77,7 @@ class Report:
     def tag(self, name: str, value: object, tag: str) -> None:
         """A field tag failed. The trailing blank is Calico's."""
         text = f"Reason: failed to validate Field: {name} because of Tag: {tag} "
-        self.go.append(FieldError(name, value, text))
+        self.go.append(FieldError(name, _shown(value), text))
 
     def reason(self, name: str, value: object, text: str) -> None:
         """A struct-level Go check failed."""
@@ -98,6 +98,13 @@ class Report:
             if error not in told:
                 told.append(error)
         return tuple(told)
+
+
+def _shown(value: object) -> object:
+    """A map as Go prints it; anything else as it is."""
+    if not isinstance(value, dict):
+        return value
+    return "map[" + " ".join(f"{key}:{value[key]}" for key in sorted(value)) + "]"
 
 
 GoCheck = Callable[[Any, Report], None]

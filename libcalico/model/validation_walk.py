@@ -126,9 +126,10 @@ class Walker:
 
 
 def _go_tags(rules: Member, name: str, value: Any, report: Report) -> None:
+    given = "" if value is None else value
     for tag in rules.always:
-        if not tag.accepts("" if value is None else value):
-            report.tag(name, value, tag.name)
+        if not tag.accepts(given):
+            report.tag(name, given, tag.name)
             return
     if value is None or value in ("", ()):
         return
