@@ -173,7 +173,9 @@ class CalcGraph:
 
     def retract(self, key: ResourceKey) -> None:
         """Believe that a local endpoint is gone, though the datastore may still show it."""
-        self._deliver_all([self._overlay.retract(key)])
+        hidden = self._overlay.retract(key)
+        if hidden is not None:
+            self._deliver_all([hidden])
 
     # -- out --------------------------------------------------------------------------------
 

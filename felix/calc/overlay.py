@@ -20,6 +20,9 @@ For one key, what the graph is told:
       datastore as it was after the agent's write. (So a source must not say IN_SYNC for a snapshot
       older than that: etcd's lists are linearizable, typha's client must wait for the revision.)
   E4  without pins and retractions the overlay changes nothing.
+
+A key is of one node for ever: its name begins with the node's, and an object that says otherwise is
+invalid (reference/datamodel.md 1.7). So only the endpoints of this node are remembered here.
 """
 
 from __future__ import annotations
@@ -103,18 +106,21 @@ class EndpointOverlay:
             return self._release(key)  # the echo was faster than the answer to the write
         return None
 
-    def retract(self, key: ResourceKey) -> Update:
-        """Believe that the endpoint is gone, though its delete may not have come back yet (E2)."""
+    def retract(self, key: ResourceKey) -> Update | None:
+        """Believe that the endpoint is gone, though its delete may not have come back yet (E2).
+
+        None: this node had no such endpoint, nothing changes.
+        """
         hold = self._hold_by_key.pop(key, None)
-        known = self._revision(key)
-        if hold is not None and hold.revision is not None:
-            known = max(known, hold.revision)
         latest = self._latest.get(key)
-        shown = latest is not None and latest.value is not None
-        if shown or (hold is not None and hold.revision is not None):
-            self._hold_by_key[key] = _Hold(None, known, self._resyncs)
-        else:
-            self._latest.pop(key, None)
+        if hold is None and latest is None:
+            return None
+        confirmed = 0 if hold is None or hold.revision is None else hold.revision
+        shown = latest.revision if latest is not None and self._is_local(latest.value) else 0
+        if not (confirmed or shown):
+            return self._forget(key)  # pinned, and never written as far as we know
+        known = max(confirmed, shown)
+        self._hold_by_key[key] = _Hold(None, known, self._resyncs)
         return Update(key, None, known)
 
     def held_keys(self) -> frozenset[ResourceKey]:
@@ -132,6 +138,10 @@ class EndpointOverlay:
     def _release(self, key: ResourceKey) -> Update:
         """Let the datastore speak again."""
         del self._hold_by_key[key]
+        return self._forget(key)
+
+    def _forget(self, key: ResourceKey) -> Update:
+        """The syncer's word for a key that is no longer held, kept only while it is ours."""
         latest = self._latest.get(key, Update(key, None, 0))
         if not self._is_local(latest.value):
             self._latest.pop(key, None)

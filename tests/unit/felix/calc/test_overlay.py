@@ -109,7 +109,7 @@ def test_the_echo_of_a_confirmed_write_stays_hidden_after_its_retraction(overlay
 
 
 def test_retracting_what_nobody_knows_holds_nothing(overlay):
-    assert overlay.retract(KEY).value is None
+    assert overlay.retract(KEY) is None
     overlay.pin(KEY, ONE)
     assert overlay.retract(KEY).value is None
     assert not overlay.held_keys()
@@ -145,7 +145,16 @@ def test_pinning_again_after_a_retraction(overlay):
 
 def test_endpoints_of_other_nodes_are_not_remembered(overlay):
     overlay.on_update(REMOTE_KEY, Update(REMOTE_KEY, REMOTE, 5))
-    assert overlay.retract(REMOTE_KEY).revision == 0
+    assert overlay.retract(REMOTE_KEY) is None
+    assert not overlay.held_keys()
+
+
+def test_an_endpoint_that_moved_away_while_it_was_pinned_is_shown_where_it_is(overlay):
+    overlay.pin(REMOTE_KEY, ONE)
+    overlay.on_update(REMOTE_KEY, Update(REMOTE_KEY, REMOTE, 5))
+    shown = overlay.retract(REMOTE_KEY)
+    assert shown is not None
+    assert shown.value is REMOTE
     assert not overlay.held_keys()
 
 
