@@ -2,9 +2,9 @@
 
 Layer: edge. Made by bgp.daemon; used by the speaker, the kernel side and the control socket.
 
-ExaBGP's reactor is a loop of its own (and runs `asyncio.run` inside), so ours cannot be asyncio's in
-the same thread. It polls the epoll set's descriptor, which is readable when anything in the set is,
-and calls `run_ready` once per turn. One thread, no locks: a callback sees a consistent RIB.
+ExaBGP's reactor is a loop of its own (and runs `asyncio.run` inside), so ours cannot be asyncio's
+in the same thread. It polls the epoll set's descriptor, which is readable when anything in the set
+is, and calls `run_ready` once per turn. One thread, no locks: a callback sees a consistent RIB.
 """
 
 from __future__ import annotations
@@ -57,10 +57,9 @@ class EventLoop:
             key.data()
 
     def _watch(self, what: HasFileno | int, events: int, callback: Callback) -> None:
-        if _fd(what) in self._selector.get_map():
-            self._selector.modify(what, events, callback)
-        else:
-            self._selector.register(what, events, callback)
+        # A descriptor that was closed unannounced and reused: the kernel has dropped the old entry.
+        self.forget(what)
+        self._selector.register(what, events, callback)
 
     def _drain_wake(self) -> None:
         os.eventfd_read(self._wake_fd)

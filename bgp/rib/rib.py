@@ -53,6 +53,7 @@ class Rib:
         self.deferral = Deferral(now)
         self.workloads: LocalRoutes = {}
         self.configured: LocalRoutes = {}
+        self.has_new_output = False
         self._apply(config, self.policy, self.identity)
 
     # -- configuration
@@ -339,6 +340,7 @@ class Rib:
                 for family in FAMILIES:
                     self._sweep(peer, family)
         if self.deferral.tick(now, self.peers.values()):
+            self.has_new_output = True
             for peer in self.peers.values():
                 self._hold_end_of_rib(peer)
         self.next_hops.prune(self.peers.values())
@@ -360,8 +362,14 @@ class Rib:
         """Select again what is dirty, tell the groups; returns what changed, for the kernel."""
         changes: list[Change] = []
         for table in self.tables.values():
-            table.flush(self.next_hops.unreachable, changes)
+            if table.flush(self.next_hops.unreachable, changes):
+                self.has_new_output = True
         return changes
+
+    def take_new_output(self) -> bool:
+        """Whether peers have something to take that they had not before the last call."""
+        found, self.has_new_output = self.has_new_output, False
+        return found
 
     def _group_key(self, peer: RibPeer, session: Session, family: Family) -> GroupKey:
         options, source = peer.options, peer.source

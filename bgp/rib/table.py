@@ -91,7 +91,8 @@ class Table:
         self.policy = policy
         self.restage.update(self.groups.values())
 
-    def flush(self, unreachable: Collection[bytes], changes: list[Change]) -> None:
+    def flush(self, unreachable: Collection[bytes], changes: list[Change]) -> bool:
+        """Returns whether any group has something new to tell."""
         for group in self.restage:
             for nlri, paths in self.selected.items():
                 if nlri not in self.dirty:
@@ -99,8 +100,7 @@ class Table:
         if self.dirty:
             self._flush_dirty(unreachable, changes)
         self.restage.clear()
-        for group in self.groups.values():
-            group.commit()
+        return any([group.commit() for group in self.groups.values()])
 
     def _flush_dirty(self, unreachable: Collection[bytes], changes: list[Change]) -> None:
         family, candidates, selected = self.family, self.candidates, self.selected

@@ -2,9 +2,9 @@
 
 Layer: edge. Made by bgp.daemon, which hands in what is to be done each turn; driven by seams.
 
-A turn: ready descriptors (netlink, control socket, signals), the daemon's own work, timers, flush of
-the RIB. After that the reactor gives every peer its turn, in which it reads into and writes from the
-RIB. The loop sleeps up to 100 ms; new output or unfinished work wakes it (EventLoop.wake).
+A turn: ready descriptors (netlink, control socket, signals), then the daemon's own work (timers,
+flush of the RIB, kernel). After that the reactor gives every peer its turn, in which it reads into
+and writes from the RIB. The loop sleeps up to 100 ms; new output or unfinished work wakes it.
 """
 
 from __future__ import annotations
