@@ -49,11 +49,18 @@ class Logger:
     def warning(self, event: str, **fields: object) -> None:
         self._emit(logging.WARNING, event, fields)
 
-    def error(self, event: str, *, exc_info: bool = False, **fields: object) -> None:
+    def error(
+        self, event: str, *, exc_info: bool | BaseException | None = False, **fields: object
+    ) -> None:
         self._emit(logging.ERROR, event, fields, exc_info=exc_info)
 
     def _emit(
-        self, level: int, event: str, fields: dict[str, object], *, exc_info: bool = False
+        self,
+        level: int,
+        event: str,
+        fields: dict[str, object],
+        *,
+        exc_info: bool | BaseException | None = False,
     ) -> None:
         if self._logger.isEnabledFor(level):
             self._logger.log(
