@@ -312,7 +312,8 @@ class Dataplane:
             if self._tokens >= 1:
                 self._tokens -= 1
                 return
-            await self._clock.sleep((1 - self._tokens) / _CYCLES_PER_S)
+            # A whole token's time: a fraction may round to nothing and be asked for for ever.
+            await self._clock.sleep(1 / _CYCLES_PER_S)
 
     def _check_vital(self, is_filtering: bool) -> None:
         """D5."""

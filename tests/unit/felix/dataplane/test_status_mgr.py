@@ -1,0 +1,152 @@
+"""felix.dataplane.status_mgr: what is published, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from felix.dataplane.endpoint_mgr import EndpointStatus
+from felix.dataplane.manager import InterfaceState
+from felix.dataplane.status_mgr import EndpointReport, StatusManager
+from felix.intent import (
+    HostEndpointRemove,
+    HostEndpointUpdate,
+    WorkloadEndpointUpdate,
+)
+from libcalico.model.keys import ResourceKey
+
+UP, DOWN, ERROR = EndpointStatus.UP, EndpointStatus.DOWN, EndpointStatus.ERROR
+ONE = ResourceKey("WorkloadEndpoint", "one", "prod")
+HOST = ResourceKey("HostEndpoint", "host")
+
+
+class Endpoints:
+    """What StatusManager asks of the EndpointManager."""
+
+    def __init__(self) -> None:
+        self.present: dict[ResourceKey, EndpointStatus] = {}
+        self.touched: set[ResourceKey] = set()
+
+    def set(self, key: ResourceKey, status: EndpointStatus | None) -> None:
+        self.touched.add(key)
+        if status is None:
+            del self.present[key]
+        else:
+            self.present[key] = status
+
+    def take_touched(self) -> set[ResourceKey]:
+        touched, self.touched = self.touched, set()
+        return touched
+
+    def endpoint(self, key: ResourceKey) -> WorkloadEndpointUpdate | None:
+        if key not in self.present:
+            return None
+        return WorkloadEndpointUpdate(key, "cali1", "02:00:00:00:00:01", ("10.0.0.1/32",), (), ())
+
+    def status(self, key: ResourceKey) -> EndpointStatus:
+        return self.present[key]
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.heard: list[tuple[ResourceKey, EndpointStatus | None]] = []
+        self.reports: dict[ResourceKey, EndpointReport | None] = {}
+        self.completed = 0
+
+    def on_report(self, key: ResourceKey, report: EndpointReport | None) -> None:
+        self.heard.append((key, None if report is None else report.status))
+        self.reports[key] = report
+
+    def on_complete(self) -> None:
+        self.completed += 1
+
+    def take(self) -> list[tuple[ResourceKey, EndpointStatus | None]]:
+        heard, self.heard = self.heard, []
+        return heard
+
+
+class World:
+    def __init__(self) -> None:
+        self.endpoints, self.sink = Endpoints(), Sink()
+        self.manager = StatusManager(self.endpoints, [self.sink])  # type: ignore[arg-type]
+
+    def applied(self, *, is_filtering: bool = True):
+        self.manager.complete_deferred_work()
+        self.manager.on_applied(is_filtering=is_filtering)
+        return self.sink.take()
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_status_is_published_when_it_changes_and_only_then(world):
+    world.endpoints.set(ONE, UP)
+    assert world.applied() == [(ONE, UP)]
+    assert world.sink.reports[ONE] == EndpointReport(
+        ONE, UP, "cali1", "02:00:00:00:00:01", ("10.0.0.1/32",)
+    )
+    world.endpoints.set(ONE, UP)
+    assert world.applied() == []
+    world.endpoints.set(ONE, DOWN)
+    assert world.applied() == [(ONE, DOWN)]
+    world.endpoints.set(ONE, None)
+    assert world.applied() == [(ONE, None)]
+    assert world.applied() == []
+    assert world.manager.dump() == {}
+
+
+def test_nothing_new_is_said_while_the_filter_is_not_in_the_kernel(world):
+    world.endpoints.set(ONE, UP)
+    assert world.applied(is_filtering=False) == []
+    assert world.sink.completed == 0
+    assert world.applied() == [(ONE, UP)], "though nothing touched it again"
+    world.endpoints.set(ONE, None)
+    assert world.applied(is_filtering=False) == [(ONE, None)], "an end is always said"
+
+
+def test_an_error_is_looked_at_again_until_it_heals(world):
+    world.endpoints.set(ONE, ERROR)
+    assert world.applied() == [(ONE, ERROR)]
+    world.endpoints.present[ONE] = UP
+    assert world.applied() == [(ONE, UP)]
+    world.endpoints.present[ONE] = DOWN
+    assert world.applied() == [], "healthy ones are only looked at when touched"
+
+
+def test_completion_is_said_once_after_the_first_whole_report(world):
+    world.applied()
+    world.applied()
+    assert world.sink.completed == 1
+
+
+def host(interface: str = "", *, ips: tuple[str, ...] = ()) -> HostEndpointUpdate:
+    return HostEndpointUpdate(HOST, interface, ips, (), ())
+
+
+def test_a_host_endpoint_follows_its_interface(world):
+    world.manager.on_intent(host("eth0"))
+    assert world.applied() == [(HOST, ERROR)]
+    world.manager.on_interface("eth0", InterfaceState("eth0", 2, True, False))
+    assert world.applied() == [(HOST, DOWN)]
+    world.manager.on_interface("eth0", InterfaceState("eth0", 2, True, True))
+    assert world.applied() == [(HOST, UP)]
+    world.manager.on_interface("eth0", None)
+    assert world.applied() == [(HOST, ERROR)]
+    world.manager.on_intent(HostEndpointRemove(HOST))
+    assert world.applied() == [(HOST, None)]
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1", "fd00::1"])
+def test_a_host_endpoint_without_interface_is_found_by_its_address(world, address):
+    world.manager.on_intent(host(ips=(address, "198.51.100.9")))
+    world.manager.on_interface("eth0", InterfaceState("eth0", 2, True, True, ("203.0.113.1",)))
+    assert world.applied() == [(HOST, ERROR)]
+    world.manager.on_interface("eth1", InterfaceState("eth1", 3, True, True, (address,)))
+    assert world.applied() == [(HOST, UP)]
+    assert world.sink.reports[HOST].interface == "eth1"
+
+
+def test_a_host_endpoint_for_all_interfaces_is_always_up(world):
+    world.manager.on_intent(host("*"))
+    assert world.applied() == [(HOST, UP)]
