@@ -69,9 +69,12 @@ class AffinityClient:
 
     async def release_host(self, owner: Owner, *, must_be_empty: bool) -> None:
         """Everything an owner has. Errors: the first, after all were tried."""
-        for version in (4, 6):
-            cidrs = await self._records.affinities(owner, version)
-            await self._release_each(map(parse_cidr, cidrs), owner, must_be_empty=must_be_empty)
+        cidrs = [
+            parse_cidr(cidr)
+            for version in (4, 6)
+            for cidr in await self._records.affinities(owner, version)
+        ]
+        await self._release_each(cidrs, owner, must_be_empty=must_be_empty)
 
     async def release_pool(self, pool: Network) -> None:
         """Every host's affinities inside a range, empty or not (virtual ones are not listed,

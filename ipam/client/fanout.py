@@ -32,15 +32,17 @@ async def for_each(call: Callable[[T], Awaitable[R]], items: Iterable[T]) -> lis
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(permitted(item)) for item in wanted]
-    except* SuiteError as failures:
+    except BaseExceptionGroup as failures:
         raise first_of(failures) from failures
     return [task.result() for task in tasks]
 
 
-def first_of(group: BaseExceptionGroup[SuiteError]) -> SuiteError:
-    """One of several failures of the same cause, to be raised alone."""
-    error: BaseException = group
+def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Several failures of one cause, told as one; the group itself when a bug is among them."""
+    ours, others = group.split(SuiteError)
+    if ours is None or others is not None:
+        return group
+    error: BaseException = ours
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    assert isinstance(error, SuiteError)
     return error

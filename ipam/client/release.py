@@ -108,8 +108,9 @@ class Releaser:
         facts = await self._parts.source.facts()
         handle_id = normal_handle_id(handle_id)
         known = self._remembered(handle_id)
-        is_current = known is None
-        if known is None:
+        # A handle remembered as gone may have been made again by somebody else.
+        is_current = known is None or known.value is None
+        if known is None or is_current:
             known = await self._read_handle(handle_id)
             if known.value is None:
                 raise NotFound(identifier(HandleKey(handle_id)))

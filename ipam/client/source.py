@@ -19,7 +19,7 @@ from ipam.client.fanout import first_of
 from ipam.pools import Pool, from_resource
 from ipam.reservations import NONE_RESERVED, Reservations
 from libcalico.datastore.api import Datastore, KeyValue
-from libcalico.errors import DecodeError, NotFound, SuiteError
+from libcalico.errors import DecodeError, NotFound
 from libcalico.model import codec
 from libcalico.model.ipam import MISSING_IPAM_CONFIG, IpamConfig
 from libcalico.model.ippool import IPPool, IPReservation
@@ -86,7 +86,7 @@ class DatastoreSource:
                 pools = group.create_task(self._pools())
                 reservations = group.create_task(self._reservations())
                 config = group.create_task(self._config())
-        except* SuiteError as failures:
+        except BaseExceptionGroup as failures:
             raise first_of(failures) from failures
         return Facts(
             pools=pools.result(), reservations=reservations.result(), config=config.result()
