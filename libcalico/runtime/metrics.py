@@ -1,7 +1,7 @@
 """Numbers about a process for Prometheus: a registry per process, and a page to fetch it from.
 
 Layer: runtime edge. Used by the daemons; importing it costs 90 ms (prometheus_client), so the
-command line and the CNI client never do. Names follow Felix's where the meaning is the same (`felix_…`).
+command line and the CNI client never do. Names follow Felix's where the meaning is the same.
 
 There is no global registry: tests and several daemons in one process do not meet.
 """
