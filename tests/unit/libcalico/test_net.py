@@ -120,7 +120,7 @@ def test_overlap(one: str, other: str, expected: bool) -> None:
 
 def test_networks_and_addresses_from_integers() -> None:
     assert net.network_of(4, 0x0A010203, 8) == ip_network("10.0.0.0/8")
-    assert net.network_of(6, 0xFD << 120, 8) == ip_network("fd00::/8")
+    assert net.network_of(6, (0xFD << 120) + 1, 8) == ip_network("fd00::/8")
     assert net.address_of(4, 1) == ip_address("0.0.0.1")
     assert net.address_of(6, 1) == ip_address("::1")
 
@@ -160,6 +160,13 @@ def test_a_removed_network_uncovers_the_shorter_one(trie: net.PrefixTrie[str]) -
     assert len(trie) == 4
 
 
+def test_removing_one_network_leaves_the_others_of_its_length(trie: net.PrefixTrie[str]) -> None:
+    trie.add(ip_network("10.2.0.0/16"), "other")
+    assert trie.remove(ip_network("10.1.0.0/16")) == "10.1.0.0/16"
+    assert trie.get(ip_network("10.2.0.0/16")) == "other"
+    assert trie.lookup(ip_address("10.2.0.1")) == (ip_network("10.2.0.0/16"), "other")
+
+
 def test_adding_again_replaces(trie: net.PrefixTrie[str]) -> None:
     trie.add(ip_network("10.0.0.0/8"), "new")
     assert trie.get(ip_network("10.0.0.0/8")) == "new"
@@ -173,6 +180,10 @@ def test_covering_and_covered_networks(trie: net.PrefixTrie[str]) -> None:
         "10.1.0.0/16",
         "10.0.0.0/8",
     ]
+    assert [text for _, text in trie.all_covering(ip_network("10.2.0.0/16"))] == ["10.0.0.0/8"]
+    assert trie.covering(ip_network("10.1.0.0/16")) == (ip_network("10.1.0.0/16"), "10.1.0.0/16")
+    assert trie.covering(ip_network("0.0.0.0/0")) is None
+    assert trie.get(ip_network("10.0.0.0/9")) is None
     assert [text for _, text in trie.covered_by(ip_network("10.1.0.0/16"))] == [
         "10.1.0.0/16",
         "10.1.2.0/24",

@@ -78,6 +78,7 @@ def test_not_a_number() -> None:
         ("a: |\n  two\n  lines\n", {"a": "two\nlines\n"}),
         ("true: x\n5: y\n1.50: z\n", {"true": "x", "5": "y", "1.5": "z"}),
         ("a: &x {b: 1}\nc: *x\n", {"a": {"b": 1}, "c": {"b": 1}}),
+        ("a: &x 5\nb: *x\nc: &y [*x, *x]\nd: *y\n", {"a": 5, "b": 5, "c": [5, 5], "d": [5, 5]}),
         ("a: !!str 5\nb: !!int '5'\nc: !!float 5\n", {"a": "5", "b": 5, "c": 5.0}),
         ("a: !!str yes\nb: ! 5\n", {"a": "yes", "b": "5"}),
         ("a: !!binary aGk=\nb: !!timestamp 2026-01-01\n", {"a": "hi", "b": "2026-01-01"}),
