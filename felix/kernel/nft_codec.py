@@ -270,18 +270,21 @@ def _plain_elements(size: int, keys: Iterable[bytes]) -> list[bytes]:
 
 
 def _tree_elements(size: int, keys: Iterable[bytes]) -> list[bytes]:
-    """E2. The end of a range that reaches the last address does not exist: it is left open."""
+    """E2, start and end as one piece: they must not be parted between two messages.
+
+    The end of a range that reaches the last address does not exist: it is left open."""
     start, end = _elem_prefix(size, 0), _elem_prefix(size, 8)
     pad = b"\0" * (-size & 3)
     tail = pad + be32(3, ELEM_INTERVAL_END)
     top = b"\xff" * size
     found: list[bytes] = []
     for key in keys:
-        found.append(start + key[:size] + pad)
+        opening = start + key[:size] + pad
         last = key[size:]
         if last != top:
             after = (int.from_bytes(last, "big") + 1).to_bytes(size, "big")
-            found.append(end + after + tail)
+            opening += end + after + tail
+        found.append(opening)
     return found
 
 
