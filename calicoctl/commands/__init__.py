@@ -1,0 +1,1 @@
+"""The sub-commands of calicoctl, one module each; imported when used (see calicoctl.main)."""

@@ -1,0 +1,130 @@
+"""`calicoctl`: the command tree, its global flags, and how errors reach the operator.
+
+Layer: wiring. Console script `calicoctl`. Sub-commands live in calicoctl.commands and are imported
+only when they are used, so that `calicoctl --help` and shell completion stay quick.
+
+Exit codes: 0, or 1 with the error on stderr (datamodel 6.1). Usage errors are worded as cobra words
+them, because people and scripts know those texts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+
+from libcalico.errors import SuiteError
+
+LOG_LEVELS = ("panic", "fatal", "error", "warn", "info", "debug")
+_COMMANDS = {
+    "apply": ("calicoctl.commands.crud", "apply"),
+    "create": ("calicoctl.commands.crud", "create"),
+    "delete": ("calicoctl.commands.crud", "delete"),
+    "get": ("calicoctl.commands.get", "get"),
+    "ipam": ("calicoctl.commands.ipam", "ipam"),
+    "label": ("calicoctl.commands.label", "label"),
+    "node": ("calicoctl.commands.node", "node"),
+    "patch": ("calicoctl.commands.patch", "patch"),
+    "replace": ("calicoctl.commands.crud", "replace"),
+    "validate": ("calicoctl.commands.crud", "validate"),
+    "version": ("calicoctl.commands.version", "version"),
+}
+
+
+class LazyGroup(click.Group):
+    """Knows the names of its commands; imports one when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = _COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        found = getattr(importlib.import_module(entry[0]), entry[1])
+        assert isinstance(found, click.Command)
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            raise UsageProblem(f'unknown command "{args[0]}" for "calicoctl"')
+        return super().resolve_command(ctx, args)
+
+
+class UsageProblem(SuiteError):
+    """Wrong words on the command line; the text is cobra's."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("-l", "--log-level", default="panic", show_default=True, help="Log level.")
+@click.option("--context", default="", help="Accepted for compatibility (kubeconfig context).")
+@click.option(
+    "--allow-version-mismatch", is_flag=True, help="Go on when client and cluster differ."
+)
+@click.pass_context
+def cli(ctx: click.Context, log_level: str, context: str, allow_version_mismatch: bool) -> None:
+    """Manage Brindle (and Calico) network and policy configuration."""
+    if log_level not in LOG_LEVELS:
+        expected = ", ".join(LOG_LEVELS)
+        raise UsageProblem(f"unknown log level: {log_level}, expected one of: {expected}")
+    from libcalico.runtime import log
+
+    log.setup(log_level)
+    ctx.obj = {"allow_version_mismatch": allow_version_mismatch}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code. No traceback ever reaches the operator for an expected error."""
+    try:
+        cli.main(args=arguments, prog_name="calicoctl", standalone_mode=False)
+    except click.exceptions.Exit as err:
+        return err.exit_code
+    except click.Abort:
+        return 130
+    except click.UsageError as err:
+        print(usage_text(err), file=sys.stderr)
+        return 1
+    except click.ClickException as err:
+        print(err.format_message(), file=sys.stderr)
+        return 1
+    except SuiteError as err:
+        print(err, file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader of a pipe has seen enough.
+        sys.stderr.close()
+        return 1
+    return 0
+
+
+def usage_text(err: click.UsageError) -> str:
+    """Click's usage errors in cobra's words."""
+    if isinstance(err, click.NoSuchOption):
+        option = err.option_name
+        if option.startswith("--"):
+            return f"unknown flag: {option}"
+        return f"unknown shorthand flag: {option.lstrip('-')!r} in {option}"
+    if isinstance(err, click.MissingParameter):
+        return "requires at least 1 arg(s), only received 0"
+    if isinstance(err, click.BadOptionUsage) and "requires an argument" in err.format_message():
+        return f"flag needs an argument: {err.option_name}"
+    return err.format_message()
+
+
+if __name__ == "__main__":
+    main()

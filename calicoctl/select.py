@@ -1,0 +1,64 @@
+"""Which objects a command is about: from files, or from KIND and names; and their namespaces.
+
+Layer: pure but for load. Used by calicoctl.commands. The rules are datamodel 6.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from calicoctl.kinds import CliKind
+from calicoctl.load import load
+from calicoctl.results import CommandFailed
+from calicoctl.session import metadata_of
+from libcalico.model.kinds import KIND_BY_NAME
+from libcalico.model.meta import ObjectMeta, Resource
+
+DEFAULT_NAMESPACE = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The file options of one command line."""
+
+    filename: str = ""
+    recursive: bool = False
+    skip_empty: bool = False
+
+
+def from_files(source: Source, namespace: str) -> list[Resource]:
+    """Errors: CommandFailed."""
+    loaded = load(source.filename, is_recursive=source.recursive, skip_empty=source.skip_empty)
+    return [with_namespace(resource, namespace) for resource in loaded]
+
+
+def from_names(kind: CliKind, names: Sequence[str], namespace: str) -> list[Resource]:
+    """Bare objects that carry kind, name and namespace, for delete."""
+    if any(not name for name in names):
+        raise CommandFailed("resource name may not be empty")
+    struct = kind.info.resource
+    bare = [struct(metadata=ObjectMeta(name=name)) for name in names]
+    return [with_namespace(resource, namespace) for resource in bare]
+
+
+def with_namespace(resource: Resource, namespace: str) -> Resource:
+    """The object with its namespace settled. Errors: CommandFailed."""
+    metadata = metadata_of(resource)
+    given = metadata.namespace
+    if not KIND_BY_NAME[resource.kind].namespaced:
+        if namespace:
+            raise CommandFailed(f"{resource.kind} is not namespaced")
+        return resource
+    if given and namespace and given != namespace:
+        raise CommandFailed(
+            f"resource namespace does not match client namespace. {given} != {namespace}"
+        )
+    settled = given or namespace or DEFAULT_NAMESPACE
+    if settled == given:
+        return resource
+    return msgspec.structs.replace(
+        resource, metadata=msgspec.structs.replace(metadata, namespace=settled)
+    )

@@ -1,0 +1,286 @@
+"""calicoctl against a real etcd: what an operator types, and what is stored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from calicoctl.main import run
+from libcalico.testing.etcd import EtcdCluster
+
+POOL = """\
+apiVersion: projectcalico.org/v3
+kind: IPPool
+metadata: {name: pool-a}
+spec: {cidr: 10.10.0.0/16, natOutgoing: true}
+"""
+POLICY = """\
+apiVersion: projectcalico.org/v3
+kind: NetworkPolicy
+metadata: {name: allow-web, namespace: prod}
+spec:
+  order: 100
+  selector: app == 'web'
+  ingress:
+    - action: Allow
+      protocol: TCP
+      source: {selector: "role == 'fe' && zone != 'x'", namespaceSelector: all()}
+      destination: {ports: [80, "8000:8080", http-alt]}
+"""
+
+
+class Ctl:
+    """Runs commands; `out` and `err` are the last one's."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+        self._capsys, self._folder = capsys, folder
+        self.out = self.err = ""
+
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        self._capsys.readouterr()
+        found = run(arguments)
+        self.out, self.err = self._capsys.readouterr()
+        assert found == code, (self.out, self.err)
+        assert "Traceback" not in self.err
+        return self.out
+
+    def file(self, text: str, name: str = "x.yaml") -> str:
+        path = self._folder / name
+        path.write_text(text)
+        return str(path)
+
+
+@pytest.fixture
+def ctl(
+    etcd: EtcdCluster,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Ctl:
+    monkeypatch.setenv("ETCD_ENDPOINTS", etcd.endpoints[0])
+    monkeypatch.setenv("DATASTORE_TYPE", "etcdv3")
+    return Ctl(capsys, tmp_path)
+
+
+def stored(etcd: EtcdCluster, plural: str, name: str) -> dict:
+    key = f"/calico/resources/v3/projectcalico.org/{plural}/{name}"
+    return json.loads(etcd.ctl("get", "--print-value-only", key))
+
+
+def test_what_create_stores_is_the_data_models_sample_field_by_field(ctl, etcd):
+    said = ctl("create", "-f", ctl.file(POOL + "---\n" + POLICY))
+    assert said == "Successfully created 2 resource(s)\n"
+    pool = stored(etcd, "ippools", "pool-a")
+    assert set(pool.pop("metadata")) == {"name", "uid", "creationTimestamp"}
+    assert pool == {
+        "kind": "IPPool",
+        "apiVersion": "projectcalico.org/v3",
+        "spec": {
+            "cidr": "10.10.0.0/16",
+            "vxlanMode": "Never",
+            "ipipMode": "Never",
+            "natOutgoing": True,
+            "blockSize": 26,
+            "nodeSelector": "all()",
+            "allowedUses": ["Workload", "Tunnel"],
+            "assignmentMode": "Automatic",
+        },
+    }
+    policy = stored(etcd, "networkpolicies", "prod/allow-web")
+    metadata = policy["metadata"]
+    assert metadata["labels"] == {"projectcalico.org/tier": "default"}
+    assert metadata["annotations"] == {"projectcalico.org/metadata": '{"name":"allow-web"}'}
+    assert policy["spec"] == {
+        "tier": "default",
+        "order": 100,
+        "ingress": [
+            {
+                "action": "Allow",
+                "protocol": "TCP",
+                "source": {
+                    "selector": "role == 'fe' && zone != 'x'",
+                    "namespaceSelector": "all()",
+                },
+                "destination": {"ports": [80, "8000:8080", "http-alt"]},
+            }
+        ],
+        "selector": "app == 'web'",
+        "types": ["Ingress"],
+    }
+
+
+def test_the_life_of_an_object(ctl):
+    file = ctl.file(POOL)
+    assert ctl("apply", "-f", file) == "Successfully applied 1 'IPPool' resource(s)\n"
+    ctl("create", "-f", file, code=1)
+    assert ctl.err == (
+        "failed to create 'IPPool' resource: "
+        "[resource already exists: IPPool(pool-a) with error: <nil>]\n"
+    )
+    assert ctl("create", "--skip-exists", "-f", file).startswith("Successfully created 1")
+    assert ctl("replace", "-f", file) == "Successfully replaced 1 'IPPool' resource(s)\n"
+    patched = ctl("patch", "pool", "pool-a", "-p", '{"spec": {"disabled": true}}')
+    assert patched == "Successfully patched 1 'IPPool' resource\n"
+    assert ctl("label", "pool", "pool-a", "a=b") == "Successfully set label a on pool pool-a\n"
+    ctl("label", "pool", "pool-a", "a=c", code=1)
+    assert "please use '--overwrite'" in ctl.err
+    assert "updated" in ctl("label", "pool", "pool-a", "a=c", "--overwrite")
+    shown = yaml.safe_load(ctl("get", "pool", "pool-a", "-o", "yaml"))
+    assert shown["metadata"]["labels"] == {"a": "c"}
+    assert shown["spec"]["disabled"] is True
+    assert ctl("label", "pool", "pool-a", "a", "--remove").startswith("Successfully removed")
+    assert ctl("delete", "pool", "pool-a") == "Successfully deleted 1 'IPPool' resource(s)\n"
+    ctl("delete", "pool", "pool-a", code=1)
+    assert ctl.err.startswith("Failed to delete 'IPPool' resource: resource does not exist")
+    ctl("delete", "pool", "pool-a", "--skip-not-exists")
+    ctl("get", "pool", "pool-a", code=1)
+    assert ctl.err == "resource does not exist: IPPool(pool-a) with error: <nil>\n"
+
+
+def test_a_stale_resource_version_is_a_conflict_and_loses_nothing(ctl, etcd):
+    ctl("apply", "-f", ctl.file(POOL))
+    old = ctl("get", "pool", "pool-a", "-o", "yaml")
+    ctl("label", "pool", "pool-a", "a=b")
+    ctl("replace", "-f", ctl.file(old), code=1)
+    assert "hit error: update conflict: IPPool(pool-a)" in ctl.err
+    assert stored(etcd, "ippools", "pool-a")["metadata"]["labels"] == {"a": "b"}
+
+
+def test_fields_of_a_newer_writer_survive_our_update(ctl, etcd):
+    ctl("apply", "-f", ctl.file(POOL))
+    newer = stored(etcd, "ippools", "pool-a")
+    newer["spec"]["fromTheFuture"] = {"x": [1]}
+    etcd.ctl("put", "/calico/resources/v3/projectcalico.org/ippools/pool-a", json.dumps(newer))
+    ctl("label", "pool", "pool-a", "a=b")
+    assert stored(etcd, "ippools", "pool-a")["spec"]["fromTheFuture"] == {"x": [1]}
+
+
+BAD = """\
+apiVersion: projectcalico.org/v3
+kind: IPPool
+metadata: {name: x}
+spec: {cidr: 10.0.0.0/16, colour: red}
+---
+kind: Foo
+apiVersion: v1
+---
+apiVersion: projectcalico.org/v3
+kind: NetworkPolicy
+metadata: {name: y}
+spec: {order: first}
+"""
+
+
+@pytest.mark.parametrize("verb", ["create", "apply", "replace", "delete", "validate"])
+def test_every_fault_of_a_file_is_named_and_nothing_is_written(ctl, etcd, verb):
+    ctl(verb, "-f", ctl.file(BAD), code=1)
+    lines = ctl.err.splitlines()
+    assert "document 1, field spec.colour" in lines[0]
+    assert "unknown resource type (Foo)" in lines[1]
+    assert "document 3, field spec.order" in lines[2]
+    assert "ippools" not in etcd.ctl("get", "--prefix", "--keys-only", "/calico")
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ("spec: {cidr: 10.10.0.1/16}", "IPPool CIDR is not strictly masked"),
+        ("spec: {cidr: nonsense}", "IPPool.Spec.CIDR"),
+        ("spec: {cidr: 10.10.0.0/16, blockSize: 33}", "BlockSize"),
+        ("spec: {cidr: 10.10.0.0/16, nodeSelector: 'a = b'}", "tag: selector"),
+        ("spec: {cidr: 10.10.0.0/16, ipipMode: Perhaps}", "supported values"),
+    ],
+)
+def test_a_bad_value_is_refused_with_field_value_and_reason(ctl, document, message):
+    head = "apiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata: {name: x}\n"
+    ctl("create", "-f", ctl.file(head + document), code=1)
+    assert message.lower() in ctl.err.lower()
+
+
+def test_a_partial_success_says_how_far_it_came(ctl):
+    overlapping = POOL.replace("pool-a", "pool-b")
+    ctl("create", "-f", ctl.file(POOL + "---\n" + overlapping), code=1)
+    expected = "Partial success: created the first 1 out of 2 'IPPool' resources:\n"
+    assert ctl.out == expected
+    assert "overlaps with IPPool(pool-a)" in ctl.err
+
+
+def test_namespaces(ctl):
+    ctl("apply", "-f", ctl.file(POLICY))
+    assert "allow-web" not in ctl("get", "networkpolicies")
+    assert "allow-web" in ctl("get", "networkpolicies", "-n", "prod")
+    assert ctl("get", "networkpolicies", "-A").split()[:2] == ["NAMESPACE", "NAME"]
+    ctl("apply", "-f", ctl.file(POLICY), "-n", "other", code=1)
+    assert "prod != other" in ctl.err
+    ctl("delete", "-f", ctl.file(POLICY))
+    assert "allow-web" not in ctl("get", "networkpolicies", "-A")
+
+
+def test_several_formats_of_the_same_object(ctl):
+    ctl("apply", "-f", ctl.file(POOL))
+    assert json.loads(ctl("get", "pools", "-o", "json"))["kind"] == "IPPoolList"
+    assert json.loads(ctl("get", "pool", "pool-a", "-o", "json"))["spec"]["blockSize"] == 26
+    template = "{{range .}}{{range .Items}}{{.Name}} {{.Spec.CIDR}}{{end}}{{end}}"
+    assert ctl("get", "pools", "-o", f"go-template={template}") == "pool-a 10.10.0.0/16"
+    assert ctl("get", "pools", "-o", "name") == "ippool/pool-a\n"
+    assert ctl("get", "pools", "-o", "custom-columns=NAME").split() == ["NAME", "pool-a"]
+    exported = yaml.safe_load(ctl("get", "pool", "pool-a", "--export", "-o", "yaml"))
+    assert exported["metadata"] == {"name": "pool-a"}
+
+
+def test_files_directories_and_standard_input(ctl, tmp_path):
+    folder = tmp_path / "d"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "a.yaml").write_text(POOL)
+    (folder / "sub/b.json").write_text(json.dumps(yaml.safe_load(POLICY)))
+    (folder / "ignored.txt").write_text("nonsense")
+    assert "applied 1 'IPPool'" in ctl("apply", "-f", str(folder))
+    assert "applied 2 resource(s)" in ctl("apply", "-R", "-f", str(folder))
+    empty = tmp_path / "e"
+    empty.mkdir()
+    ctl("apply", "-f", str(empty), code=1)
+    assert f"no resources specified in directory {empty}" in ctl.err
+    assert ctl("apply", "--skip-empty", "-f", str(empty)) == "No resources specified\n"
+
+
+def test_what_is_read_only_cannot_be_written(ctl):
+    ctl("apply", "-f", ctl.file(POOL))
+    information = ctl("get", "clusterinformation", "default", "-o", "yaml")
+    ctl("apply", "-f", ctl.file(information), code=1)
+    assert "is not supported on ClusterInformation" in ctl.err
+    ctl("delete", "tier", "default", code=1)
+    assert "Cannot delete default tier" in ctl.err
+
+
+def test_a_cluster_of_another_version_is_refused_unless_allowed(ctl, etcd):
+    ctl("apply", "-f", ctl.file(POOL))
+    information = stored(etcd, "clusterinformations", "default")
+    information["spec"]["calicoVersion"] = "v9.9.9"
+    key = "/calico/resources/v3/projectcalico.org/clusterinformations/default"
+    etcd.ctl("put", key, json.dumps(information))
+    ctl("get", "pools", code=1)
+    assert "Cluster Version:  9.9.9\nUse --allow-version-mismatch to override" in ctl.err
+    assert "pool-a" in ctl("--allow-version-mismatch", "get", "pools")
+    assert "Cluster Version:   v9.9.9" in ctl("version")
+
+
+def test_an_absent_datastore_is_one_line(ctl, monkeypatch):
+    monkeypatch.setenv("ETCD_ENDPOINTS", "http://127.0.0.1:1")
+    ctl("get", "pools", code=1)
+    assert len(ctl.err.splitlines()) == 1
+    monkeypatch.delenv("ETCD_ENDPOINTS")
+    ctl("get", "pools", code=1)
+    assert "no etcd endpoints specified" in ctl.err
+
+
+def test_ipam_show_of_an_empty_cluster(ctl):
+    ctl("apply", "-f", ctl.file(POOL))
+    assert "| IP Pool  | 10.10.0.0/16 |     65536 |     0 (0%) |" in ctl("ipam", "show")
+    assert ctl("ipam", "show", "--ip=10.10.0.1") == "10.10.0.1 is not assigned\n"
+    ctl("ipam", "show", "--ip=here", code=1)
+    assert "invalid IP address specified: here" in ctl.err
+    assert "StrictAffinity to: true" in ctl("ipam", "configure", "--strictaffinity=true")
+    assert "| StrictAffinity               | true " in ctl("ipam", "show", "--show-configuration")
