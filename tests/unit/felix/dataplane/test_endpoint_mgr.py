@@ -202,6 +202,25 @@ async def test_a_refusal_makes_the_status_error_and_names_the_reason(world):
     assert world.manager.status(key("one")) is EndpointStatus.UP
 
 
+async def test_a_refused_setting_makes_the_status_error_too(world):
+    world.kernel.add_link("cali1")
+    world.kernel.fail_next("set", "net/ipv4/conf/cali1/proxy_arp")
+    await world.cycle(endpoint("one", "cali1"))
+    assert world.manager.status(key("one")) is EndpointStatus.ERROR
+    assert "proxy_arp" in world.manager.problem(key("one"))
+
+
+async def test_an_endpoint_is_not_gone_while_its_route_is_there(world):
+    world.kernel.add_link("cali1")
+    await world.cycle(endpoint("one", "cali1"))
+    world.kernel.fail_next("delete route", NETS[1])
+    await world.cycle(WorkloadEndpointRemove(key("one")))
+    assert not world.manager.is_gone(key("one"), NETS)
+    await world.cycle()
+    assert world.manager.is_gone(key("one"), NETS)
+    assert world.manager._keys_by_ifname == {}
+
+
 async def test_an_endpoint_that_is_switched_off_has_no_routes(world):
     world.kernel.add_link("cali1")
     await world.cycle(endpoint("one", "cali1"))

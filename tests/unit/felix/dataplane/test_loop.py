@@ -88,16 +88,16 @@ class World:
         self.dataplane.add_observer(self.reports.append)
 
     @asynccontextmanager
-    async def running(self, *, in_sync: bool = True) -> AsyncIterator[None]:
-        tasks = [
-            asyncio.create_task(self.dataplane.run()),
-            asyncio.create_task(self.dataplane.watch_kernel()),
-        ]
+    async def running(self, *, in_sync: bool = True, watching: bool = True) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(self.dataplane.run())]
+        if watching:
+            tasks.append(asyncio.create_task(self.dataplane.watch_kernel()))
         if in_sync:
             self.dataplane.on_intents([InSync()])
         await self.clock.advance(0)
         try:
             yield
+            assert not any(task.done() for task in tasks), "the loop ended by itself"
         finally:
             for task in tasks:
                 task.cancel()
@@ -169,8 +169,9 @@ async def test_a_flush_during_a_cycle_gets_the_next_one():
         await world.filter.began.wait()
         late = asyncio.create_task(world.dataplane.flush())
         await world.clock.advance(0)
-        assert late.done()
+        assert (await late) is world.reports[-1]
         assert world.take() == CYCLE * 2
+        assert len(world.reports) == 3
 
 
 async def test_a_failure_does_not_stop_the_later_stages_unless_it_is_vital():
@@ -178,11 +179,13 @@ async def test_a_failure_does_not_stop_the_later_stages_unless_it_is_vital():
     world.routes.answers = [FAILED]
     async with world.running():
         assert world.take()[:3] == CYCLE
+        assert world.reports[-1].is_filtering
         world.filter.answers = [FAILED]
         world.dataplane.wake()
         await world.clock.advance(0)
-        assert world.take()[:2] == ["manager", "filter"]
-        assert "routes" not in world.log
+        log = world.take()
+        assert log[:2] == ["manager", "filter"]
+        assert "routes" not in log
         assert not world.reports[-1].is_filtering
 
 
@@ -278,6 +281,24 @@ async def test_a_filter_that_keeps_failing_ends_the_process_and_its_waiters():
         await run
     # The waiter either shared a failing cycle or heard of the end; it does not hang.
     assert waiter.done()
+
+
+async def test_a_waiter_whose_cycle_breaks_hears_of_it():
+    world = World()
+
+    async def broken() -> ApplyResult:
+        raise RuntimeError("a bug")
+
+    world.routes.apply = broken  # type: ignore[method-assign]
+    run = asyncio.create_task(world.dataplane.run())
+    waiter = asyncio.create_task(world.dataplane.flush())
+    await world.clock.advance(0)
+    world.dataplane.on_intents([InSync()])
+    await world.clock.advance(0)
+    with pytest.raises(RuntimeError, match="a bug"):
+        await run
+    with pytest.raises(DataplaneStuck):
+        await waiter
 
 
 async def test_a_waiter_hears_of_the_end_of_the_loop():
@@ -377,6 +398,7 @@ async def test_notifications_that_cannot_be_read_lead_to_a_reading():
     async with world.running():
         world.kernel.fail_next("read events")
         world.kernel.drop_route(world.route)
+        world.kernel._events.clear()
         await world.clock.advance(1)
         assert world.kernel.routes() == {world.route}
 
@@ -384,7 +406,7 @@ async def test_notifications_that_cannot_be_read_lead_to_a_reading():
 async def test_an_interface_made_just_now_is_known_to_the_cycle_that_flush_waits_for():
     """The CNI agent makes the veth and asks for its route at once."""
     world = RouteWorld()
-    async with world.running():
+    async with world.running(watching=False):
         ifindex = world.kernel.add_link("cali2")
         targets = [RouteTarget("10.65.0.2/32", 1024)]
         world.table.set_routes(RouteClass.LOCAL_WORKLOAD, "cali2", targets)
