@@ -58,10 +58,19 @@ def _function_findings(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator
     positional = [*node.args.posonlyargs, *node.args.args]
     count = len(positional) + len(node.args.kwonlyargs)
     count -= bool(positional) and positional[0].arg in {"self", "cls"}
-    if count > PARAMETERS:
+    # A click command has one parameter per option of the command line: that is its user's business.
+    if count > PARAMETERS and not _is_command(node):
         yield "many_parameters"
     if _depth(node.body) > NESTING:
         yield "deep_nesting"
+
+
+def _is_command(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(
+        isinstance(decorator, ast.Call)
+        and ast.unparse(decorator.func).endswith((".command", ".group"))
+        for decorator in node.decorator_list
+    )
 
 
 def _depth(body: list[ast.stmt]) -> int:
