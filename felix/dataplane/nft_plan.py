@@ -63,14 +63,18 @@ class Plan:
 
     ops: list[Op] = field(default_factory=list)
     chains: dict[str, ChainImage | None] = field(default_factory=dict)
-    sets: dict[str, SetSpec | None] = field(default_factory=dict)
+    deleted_sets: list[str] = field(default_factory=list)
+    created_sets: dict[str, SetSpec] = field(default_factory=dict)
     members: list[MemberChange] = field(default_factory=list)
     entries: list[tuple[str, bytes, MapValue | None]] = field(default_factory=list)
 
     def confirm(self, wanted: WantedRuleset) -> None:
         for name, image in self.chains.items():
             wanted.chains.confirm(name, image)
-        for set_name, spec in self.sets.items():
+        for set_name in self.deleted_sets:
+            wanted.sets.confirm(set_name, None)
+            wanted.on_set_deleted(set_name)
+        for set_name, spec in self.created_sets.items():
             wanted.sets.confirm(set_name, spec)
         for change in self.members:
             tracker = wanted.members.get(change.name)
@@ -117,7 +121,7 @@ class _Planner:
         pending = {
             name: len(tracker.to_add) + len(tracker.to_delete)
             for name, tracker in self._wanted.members.items()
-            if tracker.is_dirty and not self._is_out(name) and not self._is_replaced(name)
+            if tracker.is_dirty and self._may_change(name) and not self._is_replaced(name)
         }
         total = sum(pending.values())
         for name in sorted(pending, key=lambda name: (-pending[name], name)):
@@ -126,7 +130,7 @@ class _Planner:
             total -= pending[name]
             if self._wanted.sets.programmed(name) is None:
                 spec = self._wanted.spec(name)
-                yield Plan([AddSet(spec)], sets={name: shape_of(spec)})
+                yield Plan([AddSet(spec)], created_sets={name: shape_of(spec)})
             for change in self._pieces(name, self._limits.elements):
                 yield Plan(self._member_ops(change), members=[change])
 
@@ -158,7 +162,7 @@ class _Planner:
             made.chains[name] = None
         for name in sorted(doomed | replaced):
             made.ops.append(DeleteSet(name))
-            made.sets[name] = None
+            made.deleted_sets.append(name)
         self._create_sets(made, sorted(created | replaced))
         self._change_members(made, replaced)
         self._write_chains(made, rewritten)
@@ -175,6 +179,10 @@ class _Planner:
 
     def _is_out(self, name: str) -> bool:
         return self._wanted.is_refused_set(name)
+
+    def _may_change(self, name: str) -> bool:
+        """Members of a set that goes go with it; a refused one is left alone."""
+        return self._wanted.is_wanted_set(name) and not self._is_out(name)
 
     def _rewritten(self, replaced: set[str]) -> dict[str, Chain]:
         """Chains whose rules are written: changed ones, and users of replaced sets."""
@@ -204,21 +212,21 @@ class _Planner:
     def _entry_changes(
         self, gone: set[str]
     ) -> tuple[dict[str, list[bytes]], dict[str, list[tuple[bytes, MapValue]]]]:
-        """(keys to delete, entries to add) by map. Maps that go take their entries along."""
+        """(keys to delete, entries to add) by map. Maps in `gone` take their entries along."""
         old: dict[str, list[bytes]] = {}
         new: dict[str, list[tuple[bytes, MapValue]]] = {}
         for name, tracker in self._wanted.entries.items():
-            if tracker.in_sync() or self._is_out(name):
+            if (tracker.in_sync() and name not in gone) or not self._may_change(name):
                 continue
-            updates = {
-                key: value
-                for key, value in tracker.pending_updates().items()
-                if (name, key) not in self._limits.skipped
-            }
-            stale = {key for key in updates if tracker.programmed(key) is not None}
-            keys = sorted(stale | tracker.pending_deletions())
-            if keys and name not in gone:
-                old[name] = keys
+            is_new = name in gone
+            pending = dict(tracker.wanted_items()) if is_new else tracker.pending_updates()
+            skipped = self._limits.skipped
+            updates = {k: value for k, value in pending.items() if (name, k) not in skipped}
+            if not is_new:
+                stale = {key for key in updates if tracker.programmed(key) is not None}
+                keys = sorted(stale | tracker.pending_deletions())
+                if keys:
+                    old[name] = keys
             if updates:
                 new[name] = sorted(updates.items(), key=lambda item: item[0])
         return old, new
@@ -243,11 +251,11 @@ class _Planner:
         for name in names:
             spec = self._wanted.spec(name)
             made.ops.append(AddSet(spec))
-            made.sets[name] = shape_of(spec)
+            made.created_sets[name] = shape_of(spec)
 
     def _change_members(self, made: Plan, replaced: set[str]) -> None:
         for name, tracker in self._wanted.members.items():
-            if self._is_out(name) or not (tracker.is_dirty or name in replaced):
+            if not self._may_change(name) or not (tracker.is_dirty or name in replaced):
                 continue
             change = self._member_change(name, is_new=name in replaced)
             made.members.append(change)

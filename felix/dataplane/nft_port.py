@@ -125,6 +125,7 @@ class TableImage:
     """Our table as the kernel holds it. A set of a shape we do not know has no spec."""
 
     generation: int
+    exists: bool = True
     chains: dict[str, ChainImage] = field(default_factory=dict)
     sets: dict[str, SetSpec | None] = field(default_factory=dict)
     elements: dict[str, set[bytes]] = field(default_factory=dict)
@@ -159,8 +160,8 @@ class GenerationMoved(Stale):
 
 
 class NftPort(Protocol):
-    async def read(self) -> TableImage | None:
-        """Our table, whole and consistent; None when there is none.
+    async def read(self) -> TableImage:
+        """Our table, whole and consistent; empty when it does not exist.
 
         Errors: DumpInterrupted when others kept changing the ruleset, ProgrammingFailed."""
 

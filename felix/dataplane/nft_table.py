@@ -21,6 +21,7 @@ Called by one task: managers do not change `wanted` while apply() runs.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -156,12 +157,11 @@ class NftTable:
         self._has_just_read = True
         LOG.debug("nft table read back", table=TABLE, reason=reason)
 
-    def _absorb(self, image: TableImage | None) -> None:
+    def _absorb(self, image: TableImage) -> None:
         """Make a reading the programmed view."""
         wanted = self.wanted
-        self._has_table = image is not None
-        self._generation = image.generation if image is not None else None
-        image = image or TableImage(0)
+        self._has_table = image.exists
+        self._generation = image.generation
         wanted.chains.resync(image.chains)
         shapes = {
             # A set we do not understand has a shape that nothing we want has.
@@ -240,7 +240,7 @@ class NftTable:
         cause = min(_RANK[type(op)] for op, _refusal in pairs)
         for op, refusal in pairs:
             if _RANK[type(op)] == cause:
-                self._refuse(op, refusal.text or str(refused))
+                self._refuse(op, refusal.text or os.strerror(refusal.errno))
 
     def _refuse(self, op: Op, reason: str) -> None:
         """Set aside the object of a refused operation; a group is first taken apart."""
@@ -325,11 +325,11 @@ class NftTable:
 def _counted(made: Plan) -> ApplyResult:
     """Objects written and deleted, for logs and metrics."""
     written = sum(1 for image in made.chains.values() if image is not None)
-    written += sum(1 for spec in made.sets.values() if spec is not None)
+    written += len(made.created_sets)
     written += sum(len(change.added) for change in made.members)
     written += sum(1 for _map, _key, value in made.entries if value is not None)
     deleted = sum(1 for image in made.chains.values() if image is None)
-    deleted += sum(1 for spec in made.sets.values() if spec is None)
+    deleted += len(made.deleted_sets)
     deleted += sum(len(change.deleted) for change in made.members)
     deleted += sum(1 for _map, _key, value in made.entries if value is None)
     return ApplyResult(written=written, deleted=deleted)

@@ -130,25 +130,39 @@ class WantedRuleset:
         if isolates_elements:
             self._element_isolation.add(spec.name)
         if spec.is_map:
+            self.members.pop(spec.name, None)
             self.entries.setdefault(spec.name, DeltaTracker())
         else:
+            self.entries.pop(spec.name, None)
             self.members.setdefault(spec.name, MemberTracker())
 
     def drop_set(self, name: str) -> None:
-        """Forget a set and its members. The set and what it holds go from the kernel together."""
+        """No longer want a set and its members; the kernel gives them up together.
+
+        What is programmed is remembered: a set wanted again before that differs from it."""
         if self._specs.pop(name, None) is None:
             return
         self.sets.want(name, None)
         self._element_isolation.discard(name)
-        self.members.pop(name, None)
-        for value in dict(self._entry_values(name)).values():
-            self._unuse_entry(value)
-        self.entries.pop(name, None)
         self._touched |= self._users_of_set.get(name, set())
+        if name in self.members:
+            self.members[name].replace(frozenset())
+        if name in self.entries:
+            for key in [key for key, _value in self.entries[name].wanted_items()]:
+                self.want_entry(name, key, None)
+        if self.sets.programmed(name) is None:
+            self.on_set_deleted(name)
 
-    def _entry_values(self, name: str) -> Iterable[tuple[bytes, MapValue]]:
-        tracker = self.entries.get(name)
-        return tracker.wanted_items() if tracker is not None else ()
+    def on_set_deleted(self, name: str) -> None:
+        """The kernel's set has gone, with its members."""
+        if name in self._specs:
+            if name in self.members:
+                self.members[name].resync(frozenset())
+            if name in self.entries:
+                self.entries[name].resync({})
+        else:
+            self.members.pop(name, None)
+            self.entries.pop(name, None)
 
     def replace_members(self, name: str, elements: AbstractSet[bytes]) -> None:
         self.members[name].replace(elements)
@@ -211,6 +225,9 @@ class WantedRuleset:
 
     def spec(self, name: str) -> SetSpec:
         return self._specs[name]
+
+    def is_wanted_set(self, name: str) -> bool:
+        return name in self._specs
 
     def fingerprint(self, kind: str, name: str) -> object:
         """Changes when a refused chain or set is no longer the same wish."""

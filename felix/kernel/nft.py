@@ -21,6 +21,7 @@ import errno
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TypeVar
 
 from felix.dataplane.nft_port import (
@@ -80,7 +81,7 @@ class NftKernel:
         self._worker.shutdown(wait=True)
         self._socket.close()
 
-    async def read(self) -> TableImage | None:
+    async def read(self) -> TableImage:
         return await self._in_thread(self._read)
 
     async def generation(self) -> int:
@@ -123,23 +124,23 @@ class NftKernel:
     def _generation(self) -> int:
         return parse_generation(self._socket.get(_GETGEN)[0].body)
 
-    def _read(self) -> TableImage | None:
+    def _read(self) -> TableImage:
         previous: TableImage | None = None
-        for attempt in range(_READ_ATTEMPTS):
+        for _ in range(_READ_ATTEMPTS):
             generation = self._generation()
             image = self._read_once(generation)
-            if generation == self._generation() or (attempt and _same(image, previous)):
+            if generation == self._generation() or (previous and _same(image, previous)):
                 return image
             previous = image
         raise DumpInterrupted(f"table {TABLE} kept changing")
 
-    def _read_once(self, generation: int) -> TableImage | None:
+    def _read_once(self, generation: int) -> TableImage:
         of_table = attr_text(1, TABLE)
         try:
             self._socket.get(_GETTABLE, of_table)
         except ProgrammingFailed as err:
             if err.errno == errno.ENOENT:
-                return None
+                return TableImage(generation, exists=False)
             raise
         image = TableImage(generation)
         chains = (parse_chain(message.body) for message in self._socket.dump(_GETCHAIN))
@@ -176,12 +177,9 @@ def _weight(op: Op) -> int:
     return len(op.chain.rules) if isinstance(op, WriteRules) else 1
 
 
-def _same(image: TableImage | None, previous: TableImage | None) -> bool:
-    """Whether two readings agree; the generation is what was read at the later one."""
-    if image is None or previous is None:
-        return image is previous
-    previous.generation = image.generation
-    return image == previous
+def _same(image: TableImage, previous: TableImage) -> bool:
+    """Whether two readings agree, apart from the generation they were read at."""
+    return replace(previous, generation=image.generation) == image
 
 
 def _refused(answers: Iterable[Answer], ops: Sequence[Op], starts: Sequence[int]) -> Exception:

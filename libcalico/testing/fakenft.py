@@ -22,7 +22,7 @@ import errno
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from libcalico.errors import ProgrammingFailed
 from libcalico.netlink.messages import (
@@ -76,6 +76,13 @@ _MAX_NAME, _MAX_USERDATA = 255, 256
 HOOKS = {"prerouting": 0, "input": 1, "forward": 2, "output": 3, "postrouting": 4}
 
 
+@dataclass(slots=True)
+class _Refusal:
+    errno: int
+    after: int
+    seen: int = 0
+
+
 class FakeNft:
     """See the module docstring. `commits` counts batches that changed something."""
 
@@ -89,17 +96,34 @@ class FakeNft:
         self._replies: deque[bytes] = deque()
         self._handle = 0
         self._anonymous = 0
-        self._refusals: dict[tuple[int, str], int] = {}
+        self._refusals: dict[tuple[int, str], _Refusal] = {}
+        self._refused_elements: set[tuple[str, bytes]] = set()
+        self._refused_batches = 0
+        self.touch_before_every_batch = False
         self._before_batch: list[Callable[[], None]] = []
 
     # ------------------------------------------------------------------------------ faults
 
-    def refuse(self, message_type: int, name: str, number: int = errno.ENOMEM) -> None:
-        """Refuse messages of a type about a chain or set of that name until `allow`."""
-        self._refusals[message_type, name] = number
+    def refuse(
+        self, message_type: int, name: str, number: int = errno.ENOMEM, *, after: int = 0
+    ) -> None:
+        """Refuse messages of a type about a chain or set of that name until `allow`.
+
+        after: how many of them are taken in each batch before the first is refused."""
+        self._refusals[message_type, name] = _Refusal(number, after)
+
+    def refuse_element(self, set_name: str, beginning: bytes) -> None:
+        """Refuse to add elements whose key begins so."""
+        self._refused_elements.add((set_name, beginning))
+
+    def refuse_batches(self, number: int) -> None:
+        """Refuse every batch as a whole, after its messages were found good."""
+        self._refused_batches = number
 
     def allow(self) -> None:
         self._refusals.clear()
+        self._refused_elements.clear()
+        self._refused_batches = 0
 
     def before_next_batch(self, work: Callable[[], None]) -> None:
         """Run once just before a batch is looked at: another program at work."""
@@ -114,6 +138,8 @@ class FakeNft:
     def send(self, data: bytes) -> None:
         messages = list(iter_messages(data))
         if messages[0].type == _BEGIN:
+            if self.touch_before_every_batch:
+                self.touch()
             while self._before_batch:
                 self._before_batch.pop(0)()
             self._batch(messages)
@@ -142,20 +168,34 @@ class FakeNft:
         if wanted is not None and int.from_bytes(wanted, "big") != self.generation:
             self._answer(begin, errno.ERESTART)
             return
+        if self._refused_batches:
+            self._answer(begin, self._refused_batches)
+            return
         draft = {key: table.draft() for key, table in self.tables.items()}
+        answers = self._take(draft, inner)
+        for message, number in answers:
+            self._answer(message, number)
+        if not any(number for _message, number in answers):
+            self._commit(draft)
+
+    def _take(
+        self, draft: dict[tuple[int, str], FakeTable], messages: list[Message]
+    ) -> list[tuple[Message, int]]:
+        """Every message in turn, refused or not; returns what has to be answered."""
+        for refusal in self._refusals.values():
+            refusal.seen = 0
         answers: list[tuple[Message, int]] = []
-        for message in inner:
+        for message in messages:
             number = self._try(draft, message)
             if number or message.flags & _ACK:
                 answers.append((message, number))
         if not any(number for _message, number in answers):
             number = self._check(draft)
             if number:
-                answers = [(inner[-1], number)]
-        for message, number in answers:
-            self._answer(message, number)
-        if any(number for _message, number in answers):
-            return
+                return [(messages[-1], number)]
+        return answers
+
+    def _commit(self, draft: dict[tuple[int, str], FakeTable]) -> None:
         for table in draft.values():
             table.fresh.clear()
             table.set_name_by_id.clear()
@@ -192,8 +232,11 @@ class FakeNft:
                 refuse(errno.ENOENT)
             name = read_text(attrs[3 if kind in (3, 5) else 2])
             self.messages_seen.append((kind, name))
-            if (kind, name) in self._refusals:
-                refuse(self._refusals[kind, name])
+            refusal = self._refusals.get((kind, name))
+            if refusal is not None:
+                refusal.seen += 1
+                if refusal.seen > refusal.after:
+                    refuse(refusal.errno)
             _HANDLERS[kind](self, draft[key], message, attrs)
         except Refused as refused:
             return refused.errno
@@ -350,6 +393,9 @@ class FakeNft:
                     refuse(errno.ENOENT)
                 if table.chains[element.value.chain].hook is not None:
                     refuse(errno.EOPNOTSUPP)
+            for set_name, beginning in self._refused_elements:
+                if set_name == members.name and element.key.startswith(beginning):
+                    refuse(errno.ENOMEM)
             key = (element.key, element.key_end, element.is_end)
             present = members.elements.get(key)
             if present is not None and present.value != element.value:
