@@ -13,8 +13,8 @@ What it keeps of etcd, because somebody would otherwise rely on the opposite:
 
 Faults are queued by the test and used up by matching calls, in order:
 `fail_next`, `lose_answer_next` (applied, but the caller sees DatastoreUnavailable), `slow_next`,
-`stall`/`resume`, `partition`/`heal` (nothing answers, watches hang), `hold_watches`,
-`lose_watch_events`, `deny`.
+`before_next` (something else happens first), `stall`/`resume`, `partition`/`heal` (nothing answers,
+watches hang), `hold_watches`, `lose_watch_events`, `deny`.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class _FaultKind(enum.Enum):
     FAIL = "fail"
     LOSE_ANSWER = "lose-answer"
     SLOW = "slow"
+    INTERLUDE = "interlude"
 
 
 @dataclass(slots=True)
@@ -69,6 +70,7 @@ class _Fault:
     delay_s: float = 0.0
     error: SuiteError | None = None
     after: int = 0
+    action: Callable[[], object] | None = None
 
     def hits(self, operation: str, key: str) -> bool:
         """Does this call meet the fault? Counts it if so."""
@@ -370,6 +372,14 @@ class MemoryDatastore:
         fault = _Fault(_FaultKind.SLOW, count, frozenset(operations), prefix, delay_s)
         self._faults.append(fault)
 
+    def before_next(
+        self, action: Callable[[], object], *, operations: Iterable[str] = (), prefix: str = ""
+    ) -> None:
+        """Run `action` right before the next matching call takes effect: a race, made to order."""
+        fault = _Fault(_FaultKind.INTERLUDE, 1, frozenset(operations), prefix)
+        fault.action = action
+        self._faults.append(fault)
+
     def stall(self) -> None:
         """Every call from now on waits until `resume`; watches go on."""
         self._gate = asyncio.Event()
@@ -443,6 +453,9 @@ class MemoryDatastore:
         if failing is not None:
             raise failing.error or DatastoreUnavailable(f"injected failure of {operation}")
         self.calls.append((operation, key))
+        interlude = self._use_fault(operation, key, _FaultKind.INTERLUDE)
+        if interlude is not None and interlude.action is not None:
+            interlude.action()
         self._expire_leases()
 
     def _leave(self, operation: str, key: str) -> None:
