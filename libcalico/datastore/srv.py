@@ -34,12 +34,14 @@ class SrvRecord:
     target: str
 
 
-def discover(domain: str, *, resolv_conf: Path = Path("/etc/resolv.conf")) -> tuple[str, ...]:
+def discover(
+    domain: str, *, resolv_conf: Path = Path("/etc/resolv.conf"), port: int = 53
+) -> tuple[str, ...]:
     """Endpoints in order of priority. Errors: ConfigError when there are none."""
     servers = _name_servers(resolv_conf)
     endpoints: list[str] = []
     for service, scheme in _SERVICES:
-        records = _ask(servers, f"_{service}._tcp.{domain}")
+        records = _ask(servers, f"_{service}._tcp.{domain}", port)
         ordered = sorted(records, key=lambda record: (record.priority, -record.weight))
         endpoints += [f"{scheme}://{record.target}:{record.port}" for record in ordered]
     if not endpoints:
@@ -101,14 +103,14 @@ def _name(data: bytes, position: int) -> tuple[str, int]:
     raise WireError("a name in the DNS answer does not end")
 
 
-def _ask(servers: tuple[str, ...], name: str) -> tuple[SrvRecord, ...]:
+def _ask(servers: tuple[str, ...], name: str, port: int) -> tuple[SrvRecord, ...]:
     identifier = secrets.randbelow(0x10000)
     for server in servers:
         family = socket.AF_INET6 if ":" in server else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
             sock.settimeout(_TIMEOUT_S)
             try:
-                sock.connect((server, 53))
+                sock.connect((server, port))
                 sock.send(encode_question(name, identifier))
                 return decode_answer(sock.recv(_MAX_ANSWER_BYTES), identifier)
             except (OSError, WireError):
