@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from libcalico.compute import items, labelindex
+from libcalico.compute import labelindex
 from libcalico.compute.labelindex import LabelIndex
 from libcalico.compute.linear import LinearIndex
 from libcalico.compute.members import EndpointPort, MemberIndex, PortMatch, port_member
@@ -63,7 +63,9 @@ class IndexMachine(RuleBasedStateMachine):
         self.oracle.update_item(item, labels, parents)
 
     @rule(labels=LABEL_MAPS, parents=PARENT_LISTS, many=st.integers(10, 40))
-    def update_many_items(self, labels: dict[str, str], parents: tuple[str, ...], many: int) -> None:
+    def update_many_items(
+        self, labels: dict[str, str], parents: tuple[str, ...], many: int
+    ) -> None:
         """So many that the index goes over to algebra by selector."""
         for item in range(10, 10 + many):
             own = labels if item % 3 else {}
@@ -216,7 +218,9 @@ class MemberMachine(RuleBasedStateMachine):
                 members.update(addresses)
             for offered in ports if port else ():
                 if (offered.name, offered.protocol) == port:
-                    members.update(port_member(a, offered.protocol, offered.port) for a in addresses)
+                    members.update(
+                        port_member(a, offered.protocol, offered.port) for a in addresses
+                    )
         return frozenset(members)
 
 
