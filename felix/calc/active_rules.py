@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from felix.calc.policies import Policy
 from libcalico.compute.labelindex import LabelIndex
 from libcalico.model.keys import ResourceKey
-from libcalico.selector import Selector
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +38,10 @@ class Activity:
 
 class ActiveRules:
     def __init__(self) -> None:
-        self._index: LabelIndex[ResourceKey, Selector] = LabelIndex()
+        # Selectors go by their canonical text: it hashes fast, and there may be 100,000.
+        self._index: LabelIndex[ResourceKey, str] = LabelIndex()
         self._policy_by_key: dict[ResourceKey, Policy] = {}
-        # Insertion-ordered sets; nothing depends on the order.
-        self._policies_by_selector: dict[Selector, dict[ResourceKey, Policy]] = {}
+        self._policies_by_selector: dict[str, dict[ResourceKey, Policy]] = {}
         self._policies_by_tier: dict[str, set[ResourceKey]] = {}
         self._profiles_by_endpoint: dict[ResourceKey, tuple[str, ...]] = {}
         self._users_by_profile: dict[str, int] = {}
@@ -50,7 +49,7 @@ class ActiveRules:
         self._dirty_profiles: set[str] = set()
         self._dirty_endpoints: set[ResourceKey] = set()
         # Selectors whose endpoints must be looked at again by the next flush.
-        self._touched: set[Selector] = set()
+        self._touched: set[str] = set()
 
     # -- state in ---------------------------------------------------------------------------
 
@@ -59,13 +58,14 @@ class ActiveRules:
         if policy == before:
             return
         self._dirty_policies.add(key)
-        moved = before is None or policy is None or before.selector != policy.selector
+        moved = before is None or policy is None or before.selector_id != policy.selector_id
+        if moved or (before and policy and not policy.stands_like(before)):
+            self._touch(before)
+            self._touch(policy)
         if before is not None:
             self._forget(before, moved=moved)
         if policy is not None:
             self._remember(policy)
-        if before is None or policy is None or moved or not policy.stands_like(before):
-            self._touched.update(item.selector for item in (before, policy) if item is not None)
 
     def update_endpoint(
         self, key: ResourceKey, labels: Mapping[str, str], profiles: tuple[str, ...]
@@ -93,7 +93,7 @@ class ActiveRules:
     def touch_tier(self, tier: str) -> None:
         """The tier's order or action changed: so may the lists of the endpoints it governs."""
         for key in self._policies_by_tier.get(tier, ()):
-            self._touched.add(self._policy_by_key[key].selector)
+            self._touched.add(self._policy_by_key[key].selector_id)
 
     # -- deltas out -------------------------------------------------------------------------
 
@@ -121,17 +121,17 @@ class ActiveRules:
     def active_policy(self, key: ResourceKey) -> Policy | None:
         """The policy if it is active, else None."""
         policy = self._policy_by_key.get(key)
-        return policy if policy is not None and self._index.members(policy.selector) else None
+        return policy if policy is not None and self._index.members(policy.selector_id) else None
 
     def is_profile_active(self, name: str) -> bool:
         return name in self._users_by_profile
 
-    def selectors_of(self, endpoint: ResourceKey) -> frozenset[Selector]:
+    def selectors_of(self, endpoint: ResourceKey) -> frozenset[str]:
         """The policy selectors that match a local endpoint: two endpoints with the same ones have
         the same policies."""
         return frozenset(self._index.selectors_of(endpoint))
 
-    def policies_of(self, selectors: Iterable[Selector]) -> list[Policy]:
+    def policies_of(self, selectors: Iterable[str]) -> list[Policy]:
         return [
             policy
             for selector in selectors
@@ -141,14 +141,14 @@ class ActiveRules:
     def endpoints_of(self, key: ResourceKey) -> Collection[ResourceKey]:
         """The local endpoints a policy selects."""
         policy = self._policy_by_key.get(key)
-        return self._index.members(policy.selector) if policy is not None else ()
+        return self._index.members(policy.selector_id) if policy is not None else ()
 
     def check(self) -> None:
         """The bookkeeping, slowly: for tests."""
-        by_selector: dict[Selector, dict[ResourceKey, Policy]] = {}
+        by_selector: dict[str, dict[ResourceKey, Policy]] = {}
         by_tier: dict[str, set[ResourceKey]] = {}
         for key, policy in self._policy_by_key.items():
-            by_selector.setdefault(policy.selector, {})[key] = policy
+            by_selector.setdefault(policy.selector_id, {})[key] = policy
             by_tier.setdefault(policy.tier, set()).add(key)
         assert by_selector == self._policies_by_selector
         assert by_tier == self._policies_by_tier
@@ -173,14 +173,20 @@ class ActiveRules:
 
     # -- bookkeeping ------------------------------------------------------------------------
 
+    def _touch(self, policy: Policy | None) -> None:
+        # A selector that is new here needs no touch: all it matches will be in its delta.
+        if policy is not None and policy.selector_id in self._policies_by_selector:
+            self._touched.add(policy.selector_id)
+
     def _forget(self, policy: Policy, *, moved: bool) -> None:
         del self._policy_by_key[policy.key]
-        policies = self._policies_by_selector[policy.selector]
+        selector_id = policy.selector_id
+        policies = self._policies_by_selector[selector_id]
         del policies[policy.key]
         if not policies:
-            del self._policies_by_selector[policy.selector]
+            del self._policies_by_selector[selector_id]
             if moved:
-                self._index.delete_selector(policy.selector)
+                self._index.delete_selector(selector_id)
         tier = self._policies_by_tier[policy.tier]
         tier.discard(policy.key)
         if not tier:
@@ -188,10 +194,11 @@ class ActiveRules:
 
     def _remember(self, policy: Policy) -> None:
         self._policy_by_key[policy.key] = policy
-        if policy.selector not in self._policies_by_selector:
-            self._policies_by_selector[policy.selector] = {}
-            self._index.update_selector(policy.selector, policy.selector)
-        self._policies_by_selector[policy.selector][policy.key] = policy
+        selector_id = policy.selector_id
+        if selector_id not in self._policies_by_selector:
+            self._policies_by_selector[selector_id] = {}
+            self._index.update_selector(selector_id, policy.selector)
+        self._policies_by_selector[selector_id][policy.key] = policy
         self._policies_by_tier.setdefault(policy.tier, set()).add(policy.key)
 
     def _use_profiles(self, endpoint: ResourceKey, profiles: tuple[str, ...] | None) -> None:

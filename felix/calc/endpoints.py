@@ -19,8 +19,9 @@ hostendpoint}processor.go.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from felix.intent import NatMapping
 from libcalico import net
@@ -53,9 +54,8 @@ _HOST_V4 = re.compile(rf"{_OCTET}\.{_OCTET}\.{_OCTET}\.{_OCTET}(/32)?", re.ASCII
 ANY_INTERFACE = "*"
 
 
-@dataclass(frozen=True, slots=True)
-class Contribution:
-    """What one object adds to the label index and to address sets."""
+class Contribution(NamedTuple):
+    """What one object adds to the label index and to address sets. (A tuple: there are many.)"""
 
     labels: Mapping[str, str]
     parents: tuple[str, ...]
@@ -102,8 +102,10 @@ def cidrs(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(cidr, texts)))
 
 
-def set_members(texts: Iterable[str]) -> tuple[str, ...]:
+def set_members(texts: Sequence[str]) -> tuple[str, ...]:
     """As `cidrs`, with a /0 split into its two halves (felix.intent.SetKind.NET)."""
+    if len(texts) == 1 and _is_canonical_host(texts[0]):
+        return (texts[0],)
     members: dict[str, None] = {}
     for text in cidrs(texts):
         if text.endswith("/0"):
@@ -187,6 +189,11 @@ def named_ports(ports: Iterable[WorkloadEndpointPort | HostPort]) -> tuple[Endpo
 
 def unique(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
+
+
+def _is_canonical_host(text: str) -> bool:
+    match = _HOST_V4.fullmatch(text)
+    return match is not None and match[1] is not None
 
 
 def _address(text: str) -> str:

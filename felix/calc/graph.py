@@ -340,6 +340,8 @@ class CalcGraph:
     def _compile_policy(self, key: ResourceKey) -> bool:
         """False when it has to be treated as absent."""
         policy = self._active.active_policy(key)
+        if policy is None and not self._sequencer.policies.knows(key):
+            return True  # one of the many that never concerned this node
         sets: SetsById = {}
         try:
             message = None if policy is None else _policy_update(policy, sets)

@@ -66,7 +66,10 @@ class EndpointOverlay:
     def on_update(self, key: ResourceKey, update: Update) -> Update:
         """The syncer's update -> what the graph is to believe of that key."""
         hold = self._hold_by_key.get(key)
-        self._remember(key, update, held=hold is not None)
+        if hold is not None or self._is_local(update.value):
+            self._latest[key] = update
+        else:
+            self._latest.pop(key, None)
         if hold is None:
             return update
         if hold.ends_with(update):
@@ -146,12 +149,6 @@ class EndpointOverlay:
         if not self._is_local(latest.value):
             self._latest.pop(key, None)
         return latest
-
-    def _remember(self, key: ResourceKey, update: Update, *, held: bool) -> None:
-        if held or self._is_local(update.value):
-            self._latest[key] = update
-        else:
-            self._latest.pop(key, None)
 
     def _revision(self, key: ResourceKey) -> int:
         latest = self._latest.get(key)

@@ -28,7 +28,6 @@ from felix.calc.policies import Policy, Stage
 from felix.intent import HostEndpointUpdate, TierPolicies, WorkloadEndpointUpdate
 from libcalico.model import Tier
 from libcalico.model.keys import ResourceKey
-from libcalico.selector import Selector
 
 Tiers = tuple[TierPolicies, ...]
 EndpointUpdate = WorkloadEndpointUpdate | HostEndpointUpdate
@@ -69,7 +68,7 @@ class PolicyResolver:
 
     def resolve(self, endpoints: Iterable[LocalEndpoint]) -> dict[ResourceKey, EndpointUpdate]:
         """The complete intent of each endpoint, as of the last flush of the active rules."""
-        stages: dict[frozenset[Selector], Stages] = {}
+        stages: dict[frozenset[str], Stages] = {}
         updates: dict[ResourceKey, EndpointUpdate] = {}
         for endpoint in endpoints:
             selectors = self._active.selectors_of(endpoint.key)

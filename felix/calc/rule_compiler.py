@@ -48,7 +48,6 @@ _V4, _V6 = 1, 2
 _BOTH = _V4 | _V6
 _VERSION_BY_FAMILIES = {_V4: 4, _V6: 6, _BOTH: None}
 
-# One policy repeats the same few entities, and a cluster the same few thousand.
 _CACHE_SIZE = 1 << 15
 
 # Stands for every endpoint when a named port has no selector beside it.
@@ -66,6 +65,7 @@ class SetDefinition:
 
 
 SetsById = dict[str, SetDefinition]
+_Needed = tuple[tuple[str, SetDefinition], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,12 @@ class _Side:
     """One entity compiled, the sets it needs, and the families it can match."""
 
     match: EntityMatch
-    sets: tuple[tuple[str, SetDefinition], ...]
+    sets: _Needed
     families: int
 
 
 _ANYTHING = _Side(EntityMatch(), (), _BOTH)
+_NOTHING = _Side(EntityMatch(), (), 0)
 
 
 def compile_rules(
@@ -88,21 +89,26 @@ def compile_rules(
     `namespace` is the policy's, "" for global policies and profiles.
     Errors: InvalidInput for a selector, port, protocol or net that does not parse.
     """
-    return tuple(_compile(rule, index, namespace, sets) for index, rule in enumerate(rules))
+    compiled = []
+    for index, rule in enumerate(rules):
+        # Annotations are a dict, which no cache takes.
+        compile_one = _compile if rule.metadata is not None else _compile_cached
+        found, needed = compile_one(rule, index, namespace)
+        sets.update(needed)
+        compiled.append(found)
+    return tuple(compiled)
 
 
-def _compile(rule: Rule, index: int, namespace: str, sets: SetsById) -> CompiledRule:
+def _compile(rule: Rule, index: int, namespace: str) -> tuple[CompiledRule, _Needed]:
     protocol = None if rule.protocol is None else protocol_number(rule.protocol)
     source = _side(rule.source, namespace, protocol)
     destination = _side(rule.destination, namespace, protocol)
     families = source.families & destination.families & _families(rule.ip_version, protocol)
     annotations = tuple(sorted(rule.metadata.annotations.items())) if rule.metadata else ()
     action = _action(rule.action)
-    if not families or _names_a_service(rule):
-        return CompiledRule(action, index, unmatchable=True, annotations=annotations)
-    for side in (source, destination):
-        sets.update(side.sets)
-    return CompiledRule(
+    if not families:
+        return CompiledRule(action, index, unmatchable=True, annotations=annotations), ()
+    compiled = CompiledRule(
         action=action,
         index=index,
         ip_version=_VERSION_BY_FAMILIES[families],
@@ -114,6 +120,11 @@ def _compile(rule: Rule, index: int, namespace: str, sets: SetsById) -> Compiled
         destination=_of_families(destination.match, families),
         annotations=annotations,
     )
+    return compiled, source.sets + destination.sets
+
+
+# A cluster repeats the same few thousand rules, and equal rules then share their memory.
+_compile_cached = lru_cache(maxsize=_CACHE_SIZE)(_compile)
 
 
 def _action(name: str) -> Action:
@@ -121,13 +132,6 @@ def _action(name: str) -> Action:
     if action is None:
         raise ValidationError.of("Action", name, "must be Allow, Deny, Log or Pass")
     return action
-
-
-def _names_a_service(rule: Rule) -> bool:
-    # No Service or EndpointSlice is stored in etcd, so a service has no addresses here, and a
-    # positive match on nothing matches nothing (datamodel 5.2).
-    sides = (rule.source, rule.destination)
-    return any(side is not None and side.services is not None for side in sides)
 
 
 def _families(ip_version: int | None, protocol: int | None) -> int:
@@ -153,6 +157,10 @@ def _side(entity: EntityRule | None, namespace: str, protocol: int | None) -> _S
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def _compile_side(entity: EntityRule, namespace: str, protocol: int | None) -> _Side:
+    if entity.services is not None:
+        # No Service or EndpointSlice is stored in etcd, so a service has no addresses here, and a
+        # positive match on nothing matches nothing (datamodel 5.2).
+        return _NOTHING
     selectors = scope.entity_selectors(entity, namespace)
     nets, not_nets = _networks(entity.nets), _networks(entity.not_nets)
     ports, names = _split_ports(entity.ports)

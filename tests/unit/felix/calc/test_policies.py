@@ -12,6 +12,7 @@ from libcalico.errors import InvalidInput
 from libcalico.model import ObjectMeta, StagedKubernetesNetworkPolicy, Tier
 from libcalico.model import StagedKubernetesNetworkPolicySpec as StagedK8sSpec
 from libcalico.model.keys import ResourceKey
+from libcalico.selector import parse, scope
 from tests.support.calc import ALLOW, gnp, np, sgnp, snp, tier
 
 
@@ -114,3 +115,15 @@ def test_old_keys_that_show_the_same_name_still_have_an_order():
     assert old is not None
     assert old.sort_key[:2] == new.sort_key[:2]
     assert old.sort_key != new.sort_key
+
+
+@pytest.mark.parametrize("account", ["", "has(r)", "a == 'b' || !has(c)"])
+@pytest.mark.parametrize(
+    "selector",
+    ["", "all()", "a == 'b'", "!has(a)", "a == 'b' && c != 'd'", "a in {'y', 'x'} || !(b == 'c')"],
+)
+def test_a_namespaced_selector_is_what_scoping_says(selector, account):
+    """The short cut around the parser gives the same selector, to the letter."""
+    found = of(np("p", selector=selector, service_account_selector=account))
+    text = scope.network_policy_selector(selector, "prod", service_account_selector=account)
+    assert found.selector == parse(text)
