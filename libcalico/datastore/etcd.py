@@ -45,7 +45,8 @@ from libcalico.runtime.clock import SYSTEM, Clock
 # Pages aim at this size; a page of the largest values stays far below what a server will send.
 _PAGE_BYTES = 4 * 1024 * 1024
 _FIRST_PAGE_KEYS = 500
-_PAGE_KEYS_LIMIT = 5_000
+# Decoding a page holds the event loop: about 40 ms for this many endpoints.
+_PAGE_KEYS_LIMIT = 2_000
 _PAGE_KEYS_FLOOR = 8
 _LIST_RESTARTS = 3
 

@@ -14,6 +14,8 @@ import pytest
 from libcalico.datastore.srv import discover
 from libcalico.errors import ConfigError
 
+KNOWN = ((20, 2379, "b.example.org"), (10, 2379, "a.example.org"))
+
 
 def answer(question: bytes, *targets: tuple[int, int, str]) -> bytes:
     identifier = question[:2]
@@ -41,9 +43,7 @@ def name_server() -> Iterator[int]:
                     if question == b"stop":
                         return
                     is_known = b"\x0c_etcd-client\x04" in question and b"\x03org" in question
-                    records = [(20, 2379, "b.example.org"),
-                                                (10, 2379, "a.example.org")] if is_known else []  # fmt: skip
-                    sock.sendto(answer(question, *records), sender)
+                    sock.sendto(answer(question, *(KNOWN if is_known else ())), sender)
 
         thread = threading.Thread(target=serve)
         thread.start()
