@@ -33,15 +33,15 @@ class Identity:
     """Who we are, for recognising ourselves in what others send."""
 
     router_id: bytes
+    cluster_id: bytes
     cluster_ids: frozenset[bytes]
     addresses: tuple[tuple[Family, bytes], ...]
 
     @classmethod
     def of(cls, config: SpeakerConfig) -> Identity:
         """Errors: ConfigError."""
-        texts = {peer.cluster_id for peer in config.peers if peer.rr_client}
-        texts.add(config.cluster_id)
-        clusters = frozenset(_packed("cluster_id", text) for text in texts if text)
+        texts = [config.cluster_id, *(p.cluster_id for p in config.peers if p.rr_client)]
+        clusters = [_packed("cluster_id", text) for text in texts if text]
         router_id = _packed("router_id", config.router_id)
         shown = (config.ipv4_address, config.ipv6_address)
         addresses = tuple(
@@ -49,7 +49,9 @@ class Identity:
             for family, text in zip(FAMILIES, shown, strict=True)
             if text
         )
-        return cls(router_id, clusters, addresses)
+        # RFC 4456 7: a reflector without a cluster id uses its router id.
+        cluster_id = clusters[0] if clusters else router_id
+        return cls(router_id, cluster_id, frozenset(clusters or [router_id]), addresses)
 
     def own_address(self, family: Family) -> bytes:
         """Empty when the node has none of the family."""

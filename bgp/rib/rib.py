@@ -379,7 +379,9 @@ class Rib:
         mode = options.next_hop_mode
         if options.keep_original_next_hop and mode == "Auto" and not source.is_ibgp:
             mode = "Keep"
-        cluster_id = options.cluster_id or self.config.cluster_id or self.config.router_id
+        cluster_id = self.identity.cluster_id
+        if options.rr_client and options.cluster_id:
+            cluster_id = pack_address(options.cluster_id)
         return GroupKey(
             family=family,
             is_ibgp=source.is_ibgp,
@@ -388,7 +390,7 @@ class Rib:
             asn4=session.asn4,
             own_address=own,
             next_hop_mode=mode,
-            cluster_id=pack_address(cluster_id),
+            cluster_id=cluster_id,
             extended_next_hop=session.extended_next_hop and family is IPV4,
             filters=options.filters,
         )

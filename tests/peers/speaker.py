@@ -1,4 +1,4 @@
-"""Our own speaker as a node: renders the two files as confd would, asks through the control socket."""
+"""Our own speaker as a node: renders the two files as confd would, asks the control socket."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sys
-
 from pathlib import Path
 from typing import Any
 
