@@ -17,7 +17,7 @@ Source: Calico felix/dataplane/linux/endpoint_mgr.go (configureInterface); datam
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from felix.config import FelixConfig
@@ -241,8 +241,14 @@ class EndpointManager:
         """As the last complete_deferred_work knew it."""
         return self._endpoints.get(key)
 
-    def endpoints(self) -> Mapping[ResourceKey, WorkloadEndpointUpdate]:
-        return self._endpoints
+    @property
+    def count(self) -> int:
+        return len(self._endpoints)
+
+    def nets_of(self, key: ResourceKey) -> frozenset[str]:
+        """Every net the endpoint holds, or is about to: what must be gone when it is gone."""
+        known = (self._endpoints.get(key), self._pending.get(key))
+        return frozenset(net for endpoint in known if endpoint for net in endpoint.nets)
 
     def problem(self, key: ResourceKey) -> str:
         """Why routes and settings of this endpoint are not (all) in the kernel; "" when they are.
@@ -267,7 +273,7 @@ class EndpointManager:
                 return f"route to {net}: {trouble}"
         return self._sysctls.problem(ifname)
 
-    def is_gone(self, key: ResourceKey, nets: Sequence[str]) -> bool:
+    def is_gone(self, key: ResourceKey, nets: Iterable[str]) -> bool:
         """True when the endpoint is forgotten and the kernel routes none of `nets` for it any
         more. A net that another endpoint holds now does not count."""
         if key in self._endpoints or self._pending.get(key) is not None:

@@ -1,0 +1,326 @@
+"""`calico-felix`: the agent of one node. Wiring only; every decision is somewhere else.
+
+Layer: felix.daemon, the top of felix.
+
+    environment, felix.cfg ─┐
+    datastore ──────────────┴► configuration ─► everything below, once (a change that needs more
+                                                ends the process with 129)
+    datastore ─► syncer ─┬► ConfigWatcher
+                         ├► ClusterFacts ◄─ CNI agent ◄─ unix socket ◄─ /opt/cni/bin/calico
+                         └► GraphFeed ─► CalcGraph ─► intents ─► Dataplane ─► kernel
+                                             ▲ pin, retract         │
+                                 EndpointProgrammer ◄───────────────┘ one cycle, acknowledged
+
+Start: configuration, then a datastore that answers and is not locked, then the syncer. Nothing is
+written to the kernel before it is in sync, so a restart changes nothing that is right. SIGTERM
+stops the tasks and leaves the kernel as it is; so does a datastore that goes away. SIGHUP reads the
+kernel back, SIGUSR1 writes a state dump into the log directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from cni.addresses import Addresses
+from cni.agent import Agent
+from cni.endpoints import EndpointStore
+from cni.facts import ClusterFacts
+from felix import daemon_commands
+from felix.calc.graph import CalcGraph
+from felix.config import FelixConfig
+from felix.daemon_commands import GRAPH_KINDS
+from felix.daemon_config import ConfigWatcher, LocalSettings, read_local, wait_for_datastore
+from felix.daemon_dataplane import NodeDataplane, Ports, build_dataplane, open_kernel
+from felix.daemon_feed import FanOut, GraphFeed
+from felix.daemon_metrics import FelixHealth, FelixMetrics
+from felix.daemon_status import ReportOptions, StatusFiles, StatusReporter, status_directory
+from felix.dataplane.loop import CycleReport
+from felix.dataplane.status_mgr import StatusSink
+from felix.endpoint_programmer import FelixProgrammer, ProgrammerParts
+from ipam.client import IpamClient
+from libcalico.datastore.api import Datastore
+from libcalico.datastore.config import connect
+from libcalico.errors import RestartRequired, SuiteError
+from libcalico.model import ClusterInformation, FelixConfiguration, IPReservation
+from libcalico.model.keys import IpamConfigKey, path_of, prefix_of
+from libcalico.model.validation import validate
+from libcalico.runtime import log, paths, supervise
+from libcalico.runtime.config import Changes
+from libcalico.runtime.health import HealthServer
+from libcalico.runtime.metrics import Metrics, MetricsServer, MetricsTls
+from libcalico.runtime.supervise import Process, Restart
+from libcalico.runtime.version import VERSION
+from libcalico.syncer.watcher import WatchSyncer
+
+LOG = log.get(__name__)
+
+# Everything felix and the CNI agent follow.
+PREFIXES = (
+    *(prefix_of(kind) for kind in GRAPH_KINDS),
+    prefix_of(IPReservation.kind),
+    prefix_of(ClusterInformation.kind),
+    prefix_of(FelixConfiguration.kind),
+    path_of(IpamConfigKey()),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Console script. Returns the exit code."""
+    options = _parse(sys.argv[1:] if argv is None else argv)
+    path = None if options.config_file is None else Path(options.config_file)
+    log.setup("info")
+    try:
+        if options.command == "check-config":
+            return daemon_commands.check_config(os.environ, path)
+        if options.command == "render":
+            return daemon_commands.render(os.environ, path)
+        local = read_local(os.environ, path)
+    except SuiteError as err:
+        sys.stderr.write(f"calico-felix: {err}\n")
+        return 1
+    log.setup(local.live.config.log_severity_screen)
+    # What was opened is closed after all tasks have ended, whatever ended them.
+    with ExitStack() as closing:
+        return supervise.run("calico-felix", lambda process: start(process, local, closing))
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="calico-felix",
+        description="Programs routes, interfaces and packet filters of this node.",
+    )
+    parser.add_argument("--version", action="version", version=VERSION)
+    parser.add_argument("-c", "--config-file", metavar="PATH", help="instead of felix.cfg")
+    parser.add_argument(
+        "command",
+        nargs="?",
+        default="run",
+        choices=("run", "check-config", "render"),
+        help="run (default): the agent; check-config: say what is wrong with file and environment;"
+        " render: print the nft script for this node",
+    )
+    return parser.parse_args(argv)
+
+
+async def start(process: Process, local: LocalSettings, closing: ExitStack) -> None:
+    """supervise's start function: wait for the datastore, build, spawn."""
+    LOG.info("felix starts", node=local.node, reason=VERSION)
+    health = FelixHealth(local.live.config, clock=process.clock)
+    watcher = ConfigWatcher(local.live, local.node)
+    process.dumps.register("config", watcher.dump)
+    process.dumps.register("health", health.health.dump)
+    health.starting("waiting for the datastore")
+    _serve_health(process, local.live.config, health)
+    datastore = connect(local.connection)
+    agent_is_idle = asyncio.Event()
+    agent_is_idle.set()
+    process.spawn("datastore", lambda: _close_last(datastore, agent_is_idle))
+    watcher.preload(await wait_for_datastore(datastore, local.node, clock=process.clock))
+    config = local.live.config
+    log.set_level(config.log_severity_screen)
+    _warn_of_gaps(config)
+    ports = open_kernel(config, closing)
+    felix = Felix(process, local, watcher, Edges(datastore, ports, health))
+    felix.spawn(agent_is_idle)
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """What a test puts something else in place of."""
+
+    datastore: Datastore
+    ports: Ports
+    health: FelixHealth
+
+
+class Felix:
+    """All parts of a running felix, joined."""
+
+    def __init__(
+        self, process: Process, local: LocalSettings, watcher: ConfigWatcher, edges: Edges
+    ) -> None:
+        self._process, self._local, self._watcher, self._edges = process, local, watcher, edges
+        config = local.live.config
+        self._reporter = StatusReporter(
+            edges.datastore,
+            ReportOptions.of(config, local.node),
+            clock=process.clock,
+            is_serving=lambda: self.programmer.is_ready(),
+        )
+        self.dataplane: NodeDataplane = build_dataplane(
+            config, edges.ports, self._sinks(config), clock=process.clock
+        )
+        self.graph = CalcGraph(
+            local.node,
+            validate=validate,
+            allow_source_spoofing=config.workload_source_spoofing == "Any",
+        )
+        self.feed = GraphFeed(
+            self.graph,
+            self.dataplane.loop.on_intents,
+            clock=process.clock,
+            is_alive=self._on_feed_alive,
+        )
+        self.programmer = FelixProgrammer(
+            ProgrammerParts(
+                self.graph,
+                self.dataplane.loop,
+                self.dataplane.endpoints,
+                self.dataplane.nft.wanted,
+                self.feed.publish,
+            ),
+            local.node,
+            lambda: local.live.config,
+            clock=process.clock,
+        )
+        self.facts = ClusterFacts()
+        self.syncer = WatchSyncer(
+            edges.datastore,
+            PREFIXES,
+            FanOut(watcher, self.facts, self.feed),
+            clock=process.clock,
+        )
+        self.agent = Agent(
+            self.programmer,
+            EndpointStore(edges.datastore, self.facts),
+            Addresses(IpamClient(edges.datastore, self.facts)),
+        )
+
+    def _sinks(self, config: FelixConfig) -> list[StatusSink]:
+        sinks: list[StatusSink] = [self._reporter]
+        directory = status_directory(config)
+        if directory is not None:
+            sinks.append(StatusFiles(directory, self._local.node))
+        return sinks
+
+    def spawn(self, agent_is_idle: asyncio.Event) -> None:
+        """Start all tasks. Order does not matter: each waits for what it needs.
+
+        `agent_is_idle` is clear while CNI requests may be in flight."""
+        process, loop = self._process, self.dataplane.loop
+        self._edges.health.built()
+        self._observe()
+        self._watcher.add_listener(_on_config_change)
+        self._watcher.on_restart(self._on_restart)
+        process.on_reload(lambda: loop.queue_resync("SIGHUP"))
+        process.dumps.register("syncer", self.syncer.dump)
+        process.dumps.register("graph", self.graph.dump)
+        process.dumps.register("story", self.graph.story)
+        process.dumps.register("dataplane", loop.dump)
+        process.dumps.register("endpoints", self.dataplane.endpoints.dump)
+        process.dumps.register("status", self.dataplane.status.dump)
+        process.dumps.register("cni", self.agent.dump)
+        process.spawn("dataplane", loop.run)
+        process.spawn("kernel-events", loop.watch_kernel)
+        process.spawn("calc", self.feed.run)
+        process.spawn("syncer", self.syncer.run)
+        process.spawn("status-endpoints", self._reporter.run_endpoints)
+        process.spawn("status-alive", self._reporter.run_alive)
+        serve = partial(self._serve_cni, agent_is_idle)
+        process.spawn("cni", serve, restart=Restart.ON_FAILURE)
+
+    async def _serve_cni(self, agent_is_idle: asyncio.Event) -> None:
+        agent_is_idle.clear()
+        try:
+            await self.agent.serve(paths.cni_socket(self._process.environ))
+        finally:
+            agent_is_idle.set()
+
+    def _observe(self) -> None:
+        config = self._local.live.config
+        self.dataplane.loop.add_observer(self._on_cycle)
+        if not config.prometheus_metrics_enabled:
+            return
+        metrics = Metrics(process=config.prometheus_process_metrics_enabled)
+        numbers = FelixMetrics(metrics)
+        self.dataplane.loop.add_observer(numbers.on_cycle)
+        endpoints = self.dataplane.endpoints
+        numbers.gauge_from(
+            "felix_active_local_endpoints", "Workloads of this node.", lambda: endpoints.count
+        )
+        stats, live = self.syncer.stats, self._local.live
+        numbers.gauge_from(
+            "felix_config_errors", "Parameters with a bad value.", lambda: live.error_count
+        )
+        numbers.gauge_from(
+            "felix_syncer_missed", "Changes only a comparison found.", lambda: stats.missed
+        )
+        numbers.gauge_from(
+            "felix_invalid_objects", "Objects ignored.", lambda: len(self.graph.problems)
+        )
+        server = MetricsServer(
+            metrics,
+            config.prometheus_metrics_host,
+            config.prometheus_metrics_port,
+            tls=_metrics_tls(config),
+        )
+        self._process.spawn("metrics", server.run, restart=Restart.ON_FAILURE)
+
+    def _on_cycle(self, report: CycleReport) -> None:
+        self._edges.health.on_cycle(report)
+        if report.is_filtering and not self._edges.health.has_started:
+            LOG.info("in sync with the datastore, kernel up to date")
+            self._edges.health.started()
+            self._process.notifier.ready()
+
+    def _on_feed_alive(self) -> None:
+        self._edges.health.calc_is_alive()
+        if not self.dataplane.loop.is_in_sync:
+            self._edges.health.dataplane_is_alive()
+
+    def _on_restart(self, reason: RestartRequired) -> None:
+        LOG.info("restarting", reason=str(reason))
+        self._process.stop(reason)
+
+
+def _on_config_change(changes: Changes) -> None:
+    """Parameters that need no restart: only the log level acts by itself, others are read anew."""
+    if "log_severity_screen" in changes.changed:
+        log.set_level(str(changes.changed["log_severity_screen"][1]))
+
+
+def _serve_health(process: Process, config: FelixConfig, health: FelixHealth) -> None:
+    if config.health_enabled:
+        server = HealthServer(health.health, config.health_host, config.health_port)
+        process.spawn("health", server.run, restart=Restart.ON_FAILURE)
+
+
+def _metrics_tls(config: FelixConfig) -> MetricsTls | None:
+    if not config.prometheus_metrics_cert_file:
+        return None
+    wants_client = config.prometheus_metrics_client_auth != "NoClientCert"
+    return MetricsTls(
+        config.prometheus_metrics_cert_file,
+        config.prometheus_metrics_key_file,
+        config.prometheus_metrics_ca_file if wants_client else "",
+    )
+
+
+async def _close_last(datastore: Datastore, agent_is_idle: asyncio.Event) -> None:
+    """Close the connection when the tasks are told to end, but let the CNI agent roll back first:
+    an ADD in flight has an address to give back."""
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        await agent_is_idle.wait()
+        await datastore.close()
+
+
+def _warn_of_gaps(config: FelixConfig) -> None:
+    """Say aloud what was asked for and is not there."""
+    if config.typha_addr or config.typha_k8s_service_name:
+        LOG.warning("typha is not used: felix reads the datastore itself")
+    if config.nftables_mode == "Disabled":
+        LOG.warning("there is no iptables dataplane: nftables is used")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""`calico-felix check-config` and `calico-felix render`: look, touch nothing.
+
+Layer: felix.daemon. `render` is the codec of this component: what the datastore says now for this
+node, as an nft script, made by the very managers the daemon runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from felix.calc.graph import CalcGraph
+from felix.daemon_config import check_local, read_local
+from felix.dataplane.nft_wanted import WantedRuleset
+from felix.dataplane.nft_wiring import nft_managers
+from felix.rules.render_nft import script
+from felix.rules.settings import RuleSettings
+from libcalico.datastore.api import Datastore
+from libcalico.datastore.config import connect
+from libcalico.errors import DecodeError
+from libcalico.model import (
+    GlobalNetworkPolicy,
+    GlobalNetworkSet,
+    HostEndpoint,
+    IPPool,
+    NetworkPolicy,
+    NetworkSet,
+    Node,
+    Profile,
+    StagedGlobalNetworkPolicy,
+    StagedKubernetesNetworkPolicy,
+    StagedNetworkPolicy,
+    Tier,
+    WorkloadEndpoint,
+)
+from libcalico.model.codec import decode
+from libcalico.model.keys import parse, prefix_of
+from libcalico.model.validation import validate
+from libcalico.syncer.api import SyncStatus, Update
+
+# What the calc graph uses.
+GRAPH_KINDS = (
+    WorkloadEndpoint.kind,
+    HostEndpoint.kind,
+    NetworkSet.kind,
+    GlobalNetworkSet.kind,
+    Profile.kind,
+    Tier.kind,
+    NetworkPolicy.kind,
+    GlobalNetworkPolicy.kind,
+    StagedNetworkPolicy.kind,
+    StagedGlobalNetworkPolicy.kind,
+    StagedKubernetesNetworkPolicy.kind,
+    IPPool.kind,
+    Node.kind,
+)
+
+
+def check_config(environ: Mapping[str, str], path: Path | None) -> int:
+    """Problems of file and environment, one a line; 1 when there are any."""
+    problems = check_local(environ, path)
+    for problem in problems:
+        sys.stderr.write(f"calico-felix: {problem}\n")
+    if not problems:
+        sys.stdout.write("configuration is good\n")
+    return 1 if problems else 0
+
+
+def render(environ: Mapping[str, str], path: Path | None) -> int:
+    """The nft script for this node, from the datastore as it is now. Errors: SuiteError."""
+    local = read_local(environ, path)
+
+    async def read() -> list[Update]:
+        datastore = connect(local.connection)
+        try:
+            return await snapshot(datastore)
+        finally:
+            await datastore.close()
+
+    updates = asyncio.run(read())
+    text = render_snapshot(updates, local.node, RuleSettings.of(local.live.config))
+    sys.stdout.write(text)
+    return 0
+
+
+async def snapshot(datastore: Datastore) -> list[Update]:
+    """Everything the calc graph uses, each kind as one list."""
+    updates = []
+    for kind in GRAPH_KINDS:
+        for kv in (await datastore.list(prefix_of(kind))).kvs:
+            key = parse(kv.key)
+            if key is None:
+                continue
+            try:
+                value: object | None = decode(key, kv.value, kv.mod_revision)
+            except DecodeError as err:
+                sys.stderr.write(f"calico-felix: {err}{os.linesep}")
+                value = None
+            updates.append(Update(key, value, kv.mod_revision))
+    return updates
+
+
+def render_snapshot(updates: list[Update], node: str, settings: RuleSettings) -> str:
+    """Pure: updates to nft text, through the graph and the managers."""
+    graph = CalcGraph(
+        node, validate=validate, allow_source_spoofing=settings.allows_source_prefixes
+    )
+    graph.on_updates(updates)
+    graph.on_status(SyncStatus.IN_SYNC)
+    wanted = WantedRuleset()
+    managers = nft_managers(wanted, settings)
+    for intent in graph.flush():
+        for manager in managers:
+            manager.on_intent(intent)
+    for manager in managers:
+        manager.complete_deferred_work()
+    return script(wanted.ruleset())

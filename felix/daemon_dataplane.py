@@ -1,0 +1,128 @@
+"""The dataplane of one node put together: kernel adapters, drivers, managers, the loop.
+
+Layer: felix.daemon: wiring only, no decision. The order of the stages is the order of writing:
+
+    nft (policy, dispatch, NAT) ─► settings of interfaces ─► routes IPv4, IPv6 ─► connections
+
+Everything is made in the network namespace of this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from felix.config import FelixConfig
+from felix.dataplane.conntrack_table import ConntrackTable
+from felix.dataplane.endpoint_mgr import EndpointManager, EndpointSettings
+from felix.dataplane.link_monitor import LinkMonitor
+from felix.dataplane.loop import CycleReport, Dataplane, DataplaneParts, Stage
+from felix.dataplane.manager import InterfaceListener
+from felix.dataplane.nft_port import NftPort
+from felix.dataplane.nft_table import NftTable
+from felix.dataplane.nft_wiring import nft_dataplane
+from felix.dataplane.ownership import ROUTING_DAEMON_PROTOCOLS, RouteOwnership
+from felix.dataplane.ports import ConntrackPort, EventPort, LinkPort, RoutePort, SysctlPort
+from felix.dataplane.route_table import RouteTable
+from felix.dataplane.status_mgr import StatusManager, StatusSink
+from felix.dataplane.sysctl_table import SysctlTable
+from felix.kernel.conntrack import KernelConntrack
+from felix.kernel.netlink import KernelEvents, KernelLinks, KernelRoutes
+from felix.kernel.nft import NftKernel
+from felix.kernel.sysctl import ProcSysctl
+from felix.kernel.worker import KernelWorker
+from felix.rules.settings import RuleSettings
+from libcalico.netlink import NetlinkSocket
+from libcalico.runtime.clock import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The kernel, or something that behaves like it."""
+
+    nft: NftPort
+    routes: RoutePort
+    links: LinkPort
+    events: EventPort
+    sysctls: SysctlPort
+    conntrack: ConntrackPort
+
+
+def open_kernel(config: FelixConfig, closing: ExitStack) -> Ports:
+    """The real ports; `closing` gives everything back. Errors: ProgrammingFailed."""
+    worker = KernelWorker()
+    socket = NetlinkSocket(timeout_s=config.netlink_timeout_s)
+    closing.callback(socket.close)
+    events = KernelEvents(frozenset({socket.port_id}), ROUTING_DAEMON_PROTOCOLS)
+    closing.callback(events.close)
+    conntrack = KernelConntrack(worker, timeout_s=config.netlink_timeout_s)
+    closing.callback(conntrack.close)
+    nft = NftKernel.in_namespace()
+    closing.callback(nft.close)
+    closing.callback(worker.close)  # first of all: nobody uses a socket that is being closed
+    return Ports(
+        nft,
+        KernelRoutes(worker, socket),
+        KernelLinks(worker, socket),
+        events,
+        ProcSysctl(worker),
+        conntrack,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDataplane:
+    """What the daemon and the endpoint programmer talk to."""
+
+    loop: Dataplane
+    endpoints: EndpointManager
+    nft: NftTable
+    status: StatusManager
+
+
+def build_dataplane(
+    config: FelixConfig, ports: Ports, sinks: Sequence[StatusSink], *, clock: Clock
+) -> NodeDataplane:
+    settings = EndpointSettings.of(config)
+    ownership = RouteOwnership(
+        config.interface_prefixes, config.device_route_protocol, config.remove_external_routes
+    )
+    routes = [
+        RouteTable(ports.routes, family, ownership=ownership, clock=clock)
+        for family in settings.families
+    ]
+    sysctls, conntrack = SysctlTable(ports.sysctls), ConntrackTable(ports.conntrack)
+    nft = nft_dataplane(ports.nft, RuleSettings.of(config), clock=clock)
+    endpoints = EndpointManager(routes, sysctls, conntrack, settings=settings)
+    status = StatusManager(endpoints, sinks)
+    links = LinkMonitor(ports.links)
+    listeners: list[InterfaceListener] = [*routes, endpoints, status]
+    for listener in listeners:
+        links.add_listener(listener)
+    # A disabled route sync leaves the table alone, orphans included.
+    tables = routes if settings.programs_routes else []
+    loop = Dataplane(
+        DataplaneParts(
+            managers=[*nft.managers, endpoints, status],
+            stages=[
+                Stage(nft.table, config.nftables_refresh_interval_s, is_vital=True),
+                Stage(sysctls, config.interface_refresh_interval_s),
+                *(Stage(table, config.route_refresh_interval_s) for table in tables),
+                Stage(conntrack),
+            ],
+            links=links,
+            events=ports.events,
+            route_tables=routes,
+            link_refresh_s=config.interface_refresh_interval_s,
+            hang_after_s=config.debug_simulate_dataplane_hang_after_s,
+            apply_delay_s=config.debug_simulate_dataplane_apply_delay_s,
+        ),
+        clock=clock,
+    )
+
+    def on_cycle(report: CycleReport) -> None:
+        status.on_applied(is_filtering=report.is_filtering)
+
+    loop.add_observer(on_cycle)
+    return NodeDataplane(loop, endpoints, nft.table, status)
