@@ -63,13 +63,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _without_leaked_tasks(test: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     @functools.wraps(test)
     async def checked(*args: object, **kwargs: object) -> None:
-        before = asyncio.all_tasks()
+        before = _own_tasks()
         await test(*args, **kwargs)
         # A task that was told to stop may have a few last words, and grpc speaks through a thread.
         deadline = time.monotonic() + LAST_WORDS_S
-        while leaked := asyncio.all_tasks() - before:
+        while leaked := _own_tasks() - before:
             if time.monotonic() > deadline:
                 raise AssertionError(f"tasks left running: {[t.get_coro() for t in leaked]}")
             await asyncio.sleep(0.001)
 
     return checked
+
+
+def _own_tasks() -> set[asyncio.Task[Any]]:
+    """Tasks named "fixture …" are ended by the fixture that made them, after the test."""
+    return {task for task in asyncio.all_tasks() if not task.get_name().startswith("fixture ")}

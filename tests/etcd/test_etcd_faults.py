@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import pytest
 
@@ -18,7 +17,7 @@ from libcalico.datastore.tls import TlsConfig
 from libcalico.errors import DatastoreUnavailable, Unauthorized, WatchExpired
 from libcalico.testing.certs import Authority
 from libcalico.testing.etcd import EtcdCluster, EtcdOptions, EtcdTls
-from tests.support.etcd import ClusterFactory
+from tests.support.etcd import ClusterFactory, LossyProxy
 
 pytestmark = pytest.mark.etcd
 
@@ -142,53 +141,6 @@ async def test_a_watch_that_slept_through_a_compaction_expires(
         # The stream was quicker than the compaction; then nothing may be missing.
         assert outcome[0].kv.value == b"1"
     await batches.aclose()
-
-
-class LossyProxy:
-    """Between client and etcd: passes requests on and can lose the answers to them."""
-
-    def __init__(self, endpoint: str) -> None:
-        host, port = endpoint.removeprefix("http://").split(":")
-        self._target = (host, int(port))
-        self._writers: list[asyncio.StreamWriter] = []
-        self.is_deaf = False
-        self.endpoint = ""
-
-    async def __aenter__(self) -> Self:
-        self._tasks = asyncio.TaskGroup()
-        await self._tasks.__aenter__()
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.endpoint = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *reason: object) -> None:
-        self._server.close()
-        self.hang_up()
-        await self._tasks.__aexit__(None, None, None)
-
-    def hang_up(self) -> None:
-        """Cut every connection that there is, and hear again."""
-        for writer in self._writers:
-            writer.transport.abort()
-        self._writers.clear()
-        self.is_deaf = False
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        upstream_reader, upstream_writer = await asyncio.open_connection(*self._target)
-        self._writers += [writer, upstream_writer]
-        self._tasks.create_task(self._copy(upstream_reader, writer, lossy=True))
-        self._tasks.create_task(self._copy(reader, upstream_writer, lossy=False))
-
-    async def _copy(
-        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, lossy: bool
-    ) -> None:
-        with contextlib.suppress(ConnectionError):
-            while data := await source.read(65536):
-                if not (lossy and self.is_deaf):
-                    sink.write(data)
-        sink.close()
-        with contextlib.suppress(ConnectionError):
-            await sink.wait_closed()
 
 
 async def test_a_write_whose_answer_is_lost_is_not_repeated(etcd: EtcdCluster, open_store: Open):
