@@ -17,6 +17,7 @@ Source: reference/datamodel.md 0.3, 1.2, 1.3, 1.5; libcalico-go/lib/clientv3.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -179,10 +180,8 @@ class ResourceClient:
         """
         bare = replace(resource, metadata=replace(resource.metadata, resource_version=None))
         for _ in range(MAX_ATTEMPTS):
-            try:
+            with contextlib.suppress(AlreadyExists):
                 return await self.create(bare)
-            except AlreadyExists:
-                pass
             try:
                 return await self._update_onto_stored(bare)
             except (NotFound, RevisionConflict) as err:
