@@ -41,6 +41,7 @@ from libcalico.runtime.clock import Clock
 
 LOG = log.get(__name__)
 _DIRECTORY = "endpoint-status"
+_SERVING_POLL_S = 1.0
 
 
 def status_directory(config: FelixConfig) -> Path | None:
@@ -83,17 +84,17 @@ class StatusFiles:
                 self._remove(name)
 
     def _write(self, name: str, report: EndpointReport) -> None:
-        content = {
+        content: dict[str, object] = {
             "ifaceName": report.interface,
             "mac": report.mac,
             "ipv4Nets": [net for net in report.nets if ":" not in net],
             "ipv6Nets": [net for net in report.nets if ":" in net],
         }
-        text = json.dumps({member: value for member, value in content.items() if value})
+        text = _json({member: value for member, value in content.items() if value})
         temporary = self._directory / f".{name}"
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(text)
+            temporary.write_bytes(text)
             temporary.rename(self._directory / name)
         except OSError as err:
             LOG.warning("status file not written", path=name, error=str(err))
@@ -160,7 +161,7 @@ class StatusReporter:
         except InvalidInput as err:
             LOG.warning("endpoint has no status key", key=key.name, error=str(err))
             return
-        value = None if report is None else json.dumps({"status": report.status.value}).encode()
+        value = None if report is None else _json({"status": report.status.value})
         self._tracker.want(path, value)
         self._wake.set()
 
@@ -225,20 +226,23 @@ class StatusReporter:
         if self._options.interval_s <= 0:
             return
         while True:
+            wait_s = self._options.interval_s
             if self._is_serving():
                 try:
                     await self._report_alive()
                 except SuiteError as err:
                     LOG.warning("alive report not written", error=str(err))
-            await self._clock.sleep(self._options.interval_s)
+            else:
+                wait_s = min(wait_s, _SERVING_POLL_S)
+            await self._clock.sleep(wait_s)
 
     async def _report_alive(self) -> None:
-        report = {
+        report: dict[str, object] = {
             "time": datetime.fromtimestamp(self._clock.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "uptime": round(self._clock.monotonic() - self._started_at, 3),
             "first_update": not self._has_reported,
         }
-        value = json.dumps(report).encode()
+        value = _json(report)
         node, region = self._options.node, self._options.region
         # A new lease each time: one that ran out while the datastore was away needs no care then.
         lease = await self._datastore.grant_lease(max(1, round(self._options.ttl_s)))
@@ -248,3 +252,8 @@ class StatusReporter:
 
     def dump(self) -> dict[str, object]:
         return self._tracker.dump()
+
+
+def _json(value: dict[str, object]) -> bytes:
+    """As Go writes it: no spaces."""
+    return json.dumps(value, separators=(",", ":")).encode()

@@ -1,0 +1,169 @@
+"""felix.kernel.conntrack: what is asked and what is made of the answers. (Kernel: tests/netns.)"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+
+import pytest
+
+from felix.kernel.conntrack import KernelConntrack, connection_queries
+from felix.kernel.worker import KernelWorker
+from libcalico.errors import ProgrammingFailed
+from libcalico.netlink import Query, Request
+from libcalico.netlink.messages import (
+    NLM_F_DUMP,
+    attr,
+    attr_u16,
+    attr_u32,
+    iter_messages,
+    message,
+    nested,
+    parse_attrs,
+)
+
+NEW, GET, DELETE = 0x100, 0x101, 0x102
+
+
+def pack(address: str) -> bytes:
+    return socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
+
+
+def connection(original: tuple[str, str], reply: tuple[str, str], *, zone: int = 0):
+    """One connection as the kernel lists it."""
+    first = 3 if ":" in original[0] else 1
+    tuples = b"".join(
+        nested(kind, nested(1, attr(first, pack(pair[0])), attr(first + 1, pack(pair[1]))))
+        for kind, pair in ((1, original), (2, reply))
+    )
+    body = struct.pack(">BBH", 2, 0, 0) + tuples + attr_u32(12, 0xDEAD)
+    if zone:
+        body += attr_u16(18, zone)
+    (one,) = iter_messages(message(NEW, 0, body))
+    return one
+
+
+A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
+
+
+def test_ipv4_is_filtered_by_the_kernel_once_for_each_side():
+    queries = connection_queries(A)
+    sides = set()
+    for query in queries:
+        (sent,) = iter_messages(query.message)
+        assert (sent.type, sent.flags & NLM_F_DUMP) == (GET, NLM_F_DUMP)
+        attrs = parse_attrs(sent.body, 4)
+        (kind,) = attrs.keys() - {25}
+        ((side, value),) = parse_attrs(parse_attrs(attrs[kind], 0)[1], 0).items()
+        assert bytes(value) == pack(A)
+        flags = {k: struct.unpack("=I", v)[0] for k, v in parse_attrs(attrs[25], 0).items()}
+        assert flags == {kind: side, 3 - kind: 0}, "flag bits are 1 for source, 2 for destination"
+        sides.add((kind, side))
+    assert sides == {(1, 1), (1, 2), (2, 1), (2, 2)}
+
+
+def test_ipv6_takes_everything_because_the_kernels_filter_is_inverted():
+    (query,) = connection_queries("fd00::1")
+    (sent,) = iter_messages(query.message)
+    assert parse_attrs(sent.body, 4) == {}
+    found = query.parse(connection(("fd00::9", "fd00::1"), ("fd00::1", "fd00::9")))
+    assert found is not None
+    assert query.parse(connection(("fd00::9", "fd00::2"), ("fd00::2", "fd00::9"))) is None
+
+
+@pytest.mark.parametrize(
+    ("original", "reply", "is_mine"),
+    [
+        ((A, B), (B, A), True),
+        ((B, A), (A, B), True),
+        ((B, C), (A, B), True),
+        ((B, C), (C, A), True),
+        ((B, C), (C, B), False),
+    ],
+)
+def test_a_connection_with_the_address_anywhere_is_deleted_by_its_own_tuple(
+    original, reply, is_mine
+):
+    query = connection_queries(A)[0]
+    request = query.parse(connection(original, reply, zone=5))
+    assert (request is not None) == is_mine
+    if request is None:
+        return
+    (sent,) = iter_messages(request.message)
+    assert sent.type == DELETE
+    attrs = parse_attrs(sent.body, 4)
+    assert set(attrs) == {1, 12, 18}, "tuple, id and zone: never a filter, which old kernels ignore"
+    addresses = parse_attrs(parse_attrs(attrs[1], 0)[1], 0)
+    assert {bytes(value) for value in addresses.values()} == {pack(a) for a in original}
+
+
+def test_an_address_that_only_looks_like_ours_in_other_bytes_does_not_match():
+    query = connection_queries("0.0.222.173")  # the id of every connection, as bytes
+    assert query[0].parse(connection((A, B), (B, A))) is None
+
+
+def test_other_messages_are_skipped():
+    (other,) = iter_messages(message(GET, 0, pack(A) * 4))
+    assert connection_queries(A)[0].parse(other) is None
+    (empty,) = iter_messages(message(NEW, 0, b"\2\0\0\0" + attr(9, pack(A))))
+    assert connection_queries(A)[0].parse(empty) is None
+
+
+class Socket:
+    def __init__(self) -> None:
+        self.listed: list[Request] = []
+        self.deleted: list[Request] = []
+        self.error: ProgrammingFailed | None = None
+        self.failures: dict[int, ProgrammingFailed] = {}
+
+    def query(self, query: Query[Request]) -> list[Request]:
+        if self.error is not None:
+            raise self.error
+        listed, self.listed = self.listed, []
+        return listed
+
+    def transact(self, requests: list[Request]) -> dict[int, ProgrammingFailed]:
+        self.deleted += requests
+        return self.failures if requests else {}
+
+
+@pytest.fixture
+async def port():
+    worker = KernelWorker()
+    made = KernelConntrack(worker)
+    made._socket = Socket()  # type: ignore[assignment]
+    yield made
+    worker.close()
+
+
+REQUEST = Request(b"", "forget connection", A)
+
+
+async def test_what_is_listed_is_deleted_and_counted(port):
+    port._socket.listed = [REQUEST, REQUEST]
+    assert await port.forget_address(A) == 2
+    assert port._socket.deleted == [REQUEST, REQUEST]
+
+
+async def test_a_connection_that_ended_meanwhile_is_no_failure_but_a_refusal_is(port):
+    port._socket.listed = [REQUEST, REQUEST]
+    port._socket.failures = {0: ProgrammingFailed("forget", A, errno.ENOENT)}
+    assert await port.forget_address(A) == 1
+    port._socket.listed = [REQUEST]
+    port._socket.failures = {0: ProgrammingFailed("forget", A, errno.EPERM)}
+    with pytest.raises(ProgrammingFailed):
+        await port.forget_address(A)
+
+
+async def test_a_kernel_without_conntrack_is_asked_once(port):
+    port._socket.error = ProgrammingFailed("list", A, errno.EINVAL)
+    assert await port.forget_address(A) == 0
+    port._socket.error = ProgrammingFailed("list", A, errno.ENOBUFS)
+    assert await port.forget_address(A) == 0, "not asked again"
+
+
+async def test_another_error_is_handed_on(port):
+    port._socket.error = ProgrammingFailed("list", A, errno.ENOBUFS)
+    with pytest.raises(ProgrammingFailed):
+        await port.forget_address(A)
