@@ -291,13 +291,11 @@ class BlockDraft:
 
     def finish(self) -> Block:
         """The block to write: one sequence number on, whatever was done to it (B3)."""
-        # A block that never had an attribute keeps its null; one that lost the last has [] (§0.10).
-        untouched = self._block.attributes is None and not self._attributes
         return msgspec.structs.replace(
             self._block,
             allocations=tuple(self._allocations),
             unallocated=tuple(self._free),
-            attributes=None if untouched else tuple(self._attributes),
+            attributes=tuple(self._attributes),
             sequence_number=self._block.sequence_number + 1,
             sequence_number_for_allocation=self._sequences,
             host_affinity=None,

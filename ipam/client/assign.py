@@ -78,14 +78,21 @@ class Parts:
     hosts: Hosts
     claims: Claims
     source: Source
-    #: One request of an owner and family looks for a new block at a time (G2).
-    searching: dict[tuple[Owner, int], asyncio.Lock] = field(default_factory=dict)
+    #: One request of an owner and family looks for a new block at a time (G2). Set when it is done;
+    #: all that wait look at what it found at the same moment, and share the next write.
+    searching: dict[tuple[Owner, int], asyncio.Event] = field(default_factory=dict)
 
     @asynccontextmanager
     async def search(self, owner: Owner, version: int) -> AsyncIterator[None]:
-        lock = self.searching.setdefault((owner, version), asyncio.Lock())
-        async with lock:
+        key = owner, version
+        while key in self.searching:
+            await self.searching[key].wait()
+        self.searching[key] = done = asyncio.Event()
+        try:
             yield
+        finally:
+            del self.searching[key]
+            done.set()
 
 
 def owner_for(host: str, use: str) -> Owner:
@@ -369,10 +376,12 @@ class _Family:
         """A block to try next, when all known ones are full. None: go on to borrowing.
 
         Errors: BlockLimitReached, BlockNotFound."""
-        async with self._parts.search(self._owner, self._version):
+        while (other := self._parts.searching.get((self._owner, self._version))) is not None:
+            await other.wait()
             found_meanwhile = await self._next_own(tried)
             if found_meanwhile is not None:
                 return found_meanwhile
+        async with self._parts.search(self._owner, self._version):
             hosts = self._parts.hosts
             holdings = await hosts.younger(self._owner, self._version, self._started_at)
             own = self._allowed(holdings.affinities)

@@ -92,6 +92,7 @@ class _Ticket:
     unsure: tuple[Value, ...] = ()
     seen_fresh: bool = False
     outcome: Served | SuiteError | None = None
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class HandleMemory(MutableMapping[str, Versioned[Handle]]):
@@ -135,7 +136,7 @@ class Lane:
     def __init__(self, cidr: str, context: Context) -> None:
         self.cidr = cidr
         self.context = context
-        self._lock = asyncio.Lock()
+        self._is_led = False
         self._waiting: list[_Ticket] = []
         #: The block as last seen or written, and when (monotonic); None: not known.
         self.view: Versioned[Block] | None = None
@@ -143,7 +144,7 @@ class Lane:
 
     @property
     def is_idle(self) -> bool:
-        return not self._waiting and not self._lock.locked()
+        return not self._waiting and not self._is_led
 
     def see(self, view: Versioned[Block]) -> None:
         """Somebody read the block anyway. An older view than ours is no news."""
@@ -163,25 +164,39 @@ class Lane:
         ticket = _Ticket(operation, terms)
         self._waiting.append(ticket)
         try:
-            async with self._lock:
-                while ticket.outcome is None:
+            while ticket.outcome is None:
+                if self._is_led:
+                    ticket.wake.clear()
+                    await ticket.wake.wait()
+                else:
                     await self._lead()
         finally:
             if ticket in self._waiting:
                 self._waiting.remove(ticket)
+            self._wake_next()
         if isinstance(ticket.outcome, SuiteError):
             raise ticket.outcome
         return ticket.outcome
 
     async def _lead(self) -> None:
         """Serve what waits, or as much of it as fits in one transaction."""
+        self._is_led = True
         tickets = self._waiting[:MAX_BATCH]
         del self._waiting[: len(tickets)]
         try:
             await _Round(self, tickets).run()
         finally:
+            self._is_led = False
             # L4: without an outcome are those whose leader was cancelled.
             self._waiting[:0] = [ticket for ticket in tickets if ticket.outcome is None]
+            for ticket in tickets:
+                ticket.wake.set()
+            self._wake_next()
+
+    def _wake_next(self) -> None:
+        """Whenever nobody leads, somebody who waits is on his way to."""
+        if self._waiting and not self._is_led:
+            self._waiting[0].wake.set()
 
 
 class _Round:
@@ -217,7 +232,6 @@ class _Round:
             if plan is not None:
                 await self._write(plan, tickets)
         except DatastoreUnavailable as err:
-            self._lane.view = None
             self._failures += 1
             if self._failures >= MAX_FAILURES:
                 raise
@@ -304,10 +318,9 @@ class _Round:
             await self._lose(changes, committed.found)
 
     def _become_unsure(self, plan: Plan, tickets: Sequence[_Ticket]) -> None:
-        """L3, L4: it may be written or not; what we remember of it may be wrong."""
+        """L3, L4: it may be written or not. (What we remember of its handles may be wrong now; that
+        costs a conflict, no more.)"""
         self._lane.view = None
-        for handle_id in plan.handles_after:
-            self._context.handles.pop(handle_id, None)
         for ticket, result in zip(tickets, plan.results, strict=True):
             if isinstance(result, Done) and result.wrote:
                 ticket.unsure += (result.value,)

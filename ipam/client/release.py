@@ -109,8 +109,7 @@ class Releaser:
         handle_id = normal_handle_id(handle_id)
         known = self._remembered(handle_id)
         # A handle remembered as gone may have been made again by somebody else.
-        is_current = known is None or known.value is None
-        if known is None or is_current:
+        if known is None or known.value is None or not known.value.block:
             known = await self._read_handle(handle_id)
             if known.value is None:
                 raise NotFound(identifier(HandleKey(handle_id)))
@@ -118,14 +117,13 @@ class Releaser:
         visited: set[str] = set()
         while known.value is not None:
             waiting = sorted(known.value.block.keys() - visited)
-            if not waiting and is_current:
+            if not waiting:
                 break  # what is left over-counts: nothing of it is in any block (§0.13)
             for cidr in waiting:
                 visited.add(cidr)
                 released += await self._release_from(cidr, handle_id, facts)
             before, known = known, self._remembered(handle_id)
-            is_current = known is None or known is before
-            if known is None or is_current:
+            if known is None or known is before:
                 known = await self._read_handle(handle_id)
         return tuple(released)
 

@@ -243,6 +243,8 @@ def test_wholly_reserved_blocks_are_passed_over_and_partly_reserved_ones_are_not
     p = pool(cidr="10.10.0.0/24")
     reserved = Reservations.of(["10.10.0.0/26", "10.10.0.65/32", "10.10.0.128/25"])
     assert pools.first_free(p, "x", [], reserved) == ip_network("10.10.0.64/26")
+    second_half = Reservations.of(["10.10.0.0/26", "10.10.0.96/27", "10.10.0.128/25"])
+    assert pools.first_free(p, "x", [], second_half) == ip_network("10.10.0.64/26")
     everything = Reservations.of(["10.10.0.0/16"])
     assert pools.first_free(p, "x", [], everything) is None
 

@@ -176,9 +176,23 @@ async def test_two_hosts_have_blocks_of_their_own(store: MemoryDatastore):
 
 async def test_concurrent_requests_of_a_host_do_not_claim_a_block_each(store: MemoryDatastore):
     ipam = client(store, source(pool("a", "10.0.0.0/16")))
-    got = await asyncio.gather(*(ipam.auto_assign(ask(f"p{i}")) for i in range(64)))
-    assert len({address for one in got for address in one.addresses}) == 64
-    assert len(await all_blocks(store)) == 1
+    got = await asyncio.gather(*(ipam.auto_assign(ask(f"p{i}")) for i in range(100)))
+    assert len({address for one in got for address in one.addresses}) == 100
+    operations = [operation for operation, _ in store.calls]
+    # Two blocks: for each one list of the taken ones and one claim; and few writes that fill them.
+    assert operations.count("txn") <= 2 + 8
+    assert operations.count("list") + operations.count("get") <= 100 + 8
+    assert len(await all_blocks(store)) == 2
+
+
+async def test_requests_behind_one_that_looks_for_a_block_find_the_block_it_got(
+    store: MemoryDatastore,
+):
+    ipam = client(store, source(pool("a", "10.0.0.0/16")))
+    await ipam.auto_assign(ask("first", v4=64))
+    store.calls.clear()
+    await asyncio.gather(*(ipam.auto_assign(ask(f"p{i}")) for i in range(30)))
+    assert [operation for operation, _ in store.calls].count("list") <= 2
 
 
 async def test_a_hundred_hosts_start_at_once_and_each_gets_a_block(store: MemoryDatastore):
@@ -321,6 +335,14 @@ async def test_an_empty_block_of_a_pool_that_no_longer_selects_the_node_goes_bac
     kept = {cidr: block.affinity for cidr, block in (await all_blocks(store)).items()}
     assert len(kept) == 2  # the one in use stays ours, the empty one is gone
     assert set(kept.values()) == {"host:n1"}
+
+
+async def test_an_empty_block_of_a_pool_this_request_does_not_use_is_kept(store: MemoryDatastore):
+    a, b = pool("a", "10.0.0.0/24", 30), pool("b", "10.0.1.0/24", 30)
+    ipam = client(store, source(a, b))
+    await ipam.affinities.claim(ip_network("10.0.1.0/30"), Owner("n1"))
+    await client(store, source(a, b)).auto_assign(ask("x", pools_v4=(a.cidr,)))
+    assert "10.0.1.0/30" in await all_blocks(store)
 
 
 # ---- limits ------------------------------------------------------------------------------------

@@ -217,6 +217,22 @@ async def test_an_assignment_between_read_and_write_keeps_the_block():
     assert state(store) == "confirmed"
 
 
+async def test_a_block_that_vanishes_while_we_give_way_is_claimed_after_all():
+    store = MemoryDatastore()
+    store.seed({BLOCK: block(OTHER), MINE: codec.encode(BlockAffinity(state="pending"))})
+
+    class Interfering(FaultyDatastore):
+        async def txn(self, compares, operations):  # type: ignore[no-untyped-def, override]
+            self.calls += 1
+            if self.calls == 2:
+                await store.delete(BLOCK)
+            return await self.inner.txn(compares, operations)
+
+    owned = await claims(Interfering(store, lambda *_: Fault.OK)).claim(ME, CIDR)  # type: ignore[arg-type]
+    assert owned is not None
+    await consistent(store)
+
+
 async def test_a_reclaim_takes_only_the_block_that_was_looked_at():
     store = MemoryDatastore()
     store.seed({BLOCK: block(OTHER), THEIRS: codec.encode(CONFIRMED)})

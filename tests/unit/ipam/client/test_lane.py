@@ -349,28 +349,33 @@ async def until_waiting(store: MemoryDatastore, lane: Lane) -> None:
 
 @pytest.mark.parametrize("applied", [False, True])
 async def test_a_cancelled_leader_hands_the_others_on(applied: bool):
+    """Three requests are in the write that is cut off; the other two get one address each."""
     store = seeded()
     lane = lanes(store).of(CIDR)
-    await lane.submit(assign("warm"), TERMS)
-    gate = asyncio.Event()
-    original = store.txn
-
-    async def slow(*args: object) -> object:
-        store.txn = original  # type: ignore[method-assign]
-        if applied:
-            await original(*args)  # type: ignore[arg-type]
-        await gate.wait()
-        return await original(*args)  # type: ignore[arg-type]
-
-    store.txn = slow  # type: ignore[method-assign, assignment]
-    tasks = [asyncio.create_task(lane.submit(assign(f"p{i}"), TERMS)) for i in range(3)]
+    store.stall()  # the first one leads alone; behind it the batch gathers
+    tasks = [asyncio.create_task(lane.submit(assign(f"p{i}"), TERMS)) for i in range(4)]
     await until_waiting(store, lane)
-    tasks[0].cancel()
+    original, number = store.txn, 0
+
+    async def second_is_cut_off(*args: object) -> object:
+        nonlocal number
+        number += 1
+        if number == 2 and not applied:
+            await asyncio.Event().wait()
+        answer = await original(*args)  # type: ignore[arg-type]
+        if number == 2:
+            await asyncio.Event().wait()
+        return answer
+
+    store.txn = second_is_cut_off  # type: ignore[method-assign, assignment]
+    store.resume()
+    await until_waiting(store, lane)
+    tasks[1].cancel()
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert isinstance(results[0], asyncio.CancelledError)
-    given = [o for one in results[1:] for o in ordinals(one)]  # type: ignore[arg-type]
-    assert len(set(given)) == 2
-    for name in ("net.p1", "net.p2"):
+    assert isinstance(results[1], asyncio.CancelledError)
+    given = [o for one in (results[0], *results[2:]) for o in ordinals(one)]  # type: ignore[arg-type]
+    assert len(set(given)) == 3
+    for name in ("net.p0", "net.p2", "net.p3"):
         assert list((await held(store)).values()).count(name) == 1
     await consistent(store)
     assert lane.is_idle
