@@ -161,7 +161,16 @@ class Demo:
             f"deploy/lab/lab node restart --kill {web.node}                # traffic goes on",
             "make lab-down",
         ):
-            self.say(f"  {line}")
+            self.say(f"  {self._addressed(line)}")
+
+    def _addressed(self, line: str) -> str:
+        """The line as it works for a lab of another name than the default."""
+        name = self.cluster.state.name
+        if name == "lab":
+            return line
+        return line.replace("lab/lab ", f"lab/lab --name {name} ").replace(
+            "make lab-down", f"deploy/lab/lab --name {name} down"
+        )
 
 
 def run(cluster: Cluster, say: Say) -> bool:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 NETNS_DIR = Path("/run/netns")
+# Daemons that this very process started: it has to reap them. Other `lab` commands are no parents.
+_children: dict[int, subprocess.Popen[bytes]] = {}
 
 
 class LabError(Exception):
@@ -86,6 +88,7 @@ def start(
             start_new_session=True,
             cwd="/",
         )
+    _children[child.pid] = child
     began = start_time(child.pid)
     if began is None:
         raise LabError(f"{command[0]}: ended at once; see {log}")
@@ -99,7 +102,7 @@ def is_running(process: tuple[int, int]) -> bool:
 def stop(process: tuple[int, int], *, grace_s: float = 10) -> None:
     """SIGTERM, then SIGKILL after `grace_s`. A process that is already gone is fine."""
     for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
-        if not is_running(process):
+        if not _alive(process):
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(process[0], number)
@@ -109,8 +112,9 @@ def stop(process: tuple[int, int], *, grace_s: float = 10) -> None:
 
 
 def _alive(process: tuple[int, int]) -> bool:
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(process[0], os.WNOHANG)
+    child = _children.get(process[0])
+    if child is not None and child.poll() is not None:
+        del _children[process[0]]
     return is_running(process)
 
 
