@@ -1,0 +1,399 @@
+"""felix as a whole, on fakes that refuse what the real things refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+
+import pytest
+
+from felix.dataplane.endpoint_mgr import EndpointStatus
+from libcalico.errors import ProgrammingFailed, Transient, ValidationError
+from libcalico.model import FelixConfiguration, FelixConfigurationSpec, ObjectMeta
+from libcalico.model.keys import ResourceKey, path_of
+from libcalico.netlink import device_route
+from libcalico.testing.fakenft_vm import Packet
+from libcalico.testing.kernel import FAULTS
+from tests.support import calc
+from tests.support.felix import ALLOW, FelixWorld, cluster, workload
+
+A, B = "10.65.0.1/32", "10.65.0.2/32"
+A6, B6 = "fd00:65::1/128", "fd00:65::2/128"
+TO_B = Packet("10.65.0.1", "10.65.0.2")
+DENY_TO_B = calc.np("no", selector="app == 'b'", ingress=(calc.rule("Deny"),), types=("Ingress",))
+
+
+@pytest.fixture
+def world(tmp_path) -> FelixWorld:
+    return FelixWorld(tmp_path)
+
+
+def two_pods(world: FelixWorld) -> None:
+    world.wire("a")
+    world.wire("b")
+    world.store(workload("a", A, A6), workload("b", B, B6, labels={"app": "b"}))
+
+
+def passes(world: FelixWorld, packet: Packet = TO_B) -> bool:
+    return world.nft.forward(packet, "calia", "calib") == "accept"
+
+
+async def test_workloads_in_the_datastore_get_routes_settings_policy_and_status(world):
+    two_pods(world)
+    async with world.running():
+        assert world.routes() == {A, B, A6, B6}
+        assert passes(world)
+        assert world.kernel.sysctls["net/ipv4/conf/calia/proxy_arp"] == "1"
+        assert world.kernel.sysctls["net/ipv4/ip_forward"] == "1"
+        directory = world.directory / "run/endpoint-status"
+        await world.until(lambda: len(list(directory.iterdir())) == 2)
+        content = json.loads((directory / "k8s prod%2Fa eth0").read_text())
+        assert content == {"ifaceName": "calia", "ipv4Nets": [A], "ipv6Nets": [A6]}
+    assert world.exit_code == 0
+
+
+async def test_changes_of_the_datastore_are_followed(world):
+    two_pods(world)
+    async with world.running():
+        world.store(DENY_TO_B)
+        await world.until(lambda: not passes(world))
+        world.erase(DENY_TO_B)
+        await world.until(lambda: passes(world))
+        world.erase(workload("b", B))
+        await world.until(lambda: world.routes() == {A, A6})
+        assert not passes(world)
+        world.wire("c")
+        world.store(workload("c", "10.65.0.3/32"))
+        await world.until(lambda: "10.65.0.3/32" in world.routes())
+
+
+async def test_stopping_leaves_the_kernel_as_it_is_and_a_restart_writes_nothing(world):
+    two_pods(world)
+    world.store(DENY_TO_B)
+    async with world.running():
+        await world.settled()
+    assert world.routes() == {A, B, A6, B6}
+    world.kernel.writes.clear()
+    generation = world.nft.generation
+    async with world.running():
+        await world.settled()
+        assert world.kernel.writes == []
+        assert world.nft.generation == generation
+        assert not passes(world)
+
+
+async def test_orphans_stay_until_the_datastore_is_in_sync_and_go_then(world):
+    two_pods(world)
+    async with world.running():
+        await world.settled()
+    index = world.kernel.link("calia").ifindex
+    orphan = device_route("10.65.0.99/32", index, protocol=3, metric=1024)
+    world.kernel.put_route(orphan)
+    world.erase(workload("b", B))
+    # One kind cannot be listed: felix is alive and knows much, but not everything.
+    world.datastore.fail_next(count=10**6, operations=["list"], prefix=_prefix("networkpolicies"))
+    async with world.running(in_sync=False):
+        await world.until(lambda: world.felix is not None)
+        await asyncio.sleep(0.3)
+        assert world.routes() == {A, B, A6, B6, "10.65.0.99/32"}
+        assert passes(world)
+        world.datastore._faults.clear()
+        await world.until(lambda: world.routes() == {A, A6})
+        assert not passes(world)
+
+
+def _prefix(plural: str) -> str:
+    return f"/calico/resources/v3/projectcalico.org/{plural}"
+
+
+async def test_a_datastore_that_is_away_at_start_is_waited_for(world):
+    two_pods(world)
+    world.datastore.partition()
+    async with world.running(in_sync=False):
+        await asyncio.sleep(0.2)
+        assert world.felix is None
+        world.datastore.heal()
+        await world.until(lambda: world.routes() == {A, B, A6, B6})
+
+
+async def test_a_datastore_that_goes_away_leaves_everything_and_comes_back_with_the_news(world):
+    two_pods(world)
+    async with world.running():
+        await world.settled()
+        world.datastore.partition()
+        world.erase(workload("b", B))
+        await asyncio.sleep(0.2)
+        assert world.routes() == {A, B, A6, B6}
+        index = world.kernel.link("calia").ifindex
+        world.kernel.drop_route(device_route(A, index, protocol=3, metric=1024))
+        await world.until(lambda: A in world.routes())
+        world.datastore.heal()
+        await world.until(lambda: world.routes() == {A, A6})
+
+
+async def test_one_bad_object_does_not_stop_the_others(world):
+    two_pods(world)
+    path = path_of(workload("broken", A)[0])
+    world.datastore.seed({path: b"{not json"})
+    invalid = calc.np("invalid", selector="app ==", ingress=(ALLOW,))
+    world.store(invalid, DENY_TO_B)
+    async with world.running():
+        assert world.routes() == {A, B, A6, B6}
+        assert not passes(world)
+        world.store(workload("broken", "10.65.0.9/32"))
+        world.wire("broken")
+        await world.until(lambda: "10.65.0.9/32" in world.routes())
+
+
+@pytest.mark.parametrize(("operation", "error"), FAULTS, ids=lambda value: str(value))
+async def test_every_kernel_call_may_fail_once(world, operation, error):
+    """A fault at each kind of call, while a pod comes, another goes, and a policy is there."""
+    two_pods(world)
+    world.store(DENY_TO_B)
+    async with world.running():
+        world.kernel.fail_next(operation, error=error)
+        world.wire("c")
+        world.store(workload("c", "10.65.0.3/32", "fd00:65::3/128"))
+        world.erase(workload("a", A))
+        world.felix.dataplane.loop.queue_resync("test")
+        expected = {B, B6, "10.65.0.3/32", "fd00:65::3/128"}
+        await world.until(lambda: world.routes() == expected)
+        await world.until(lambda: world.kernel.sysctls["net/ipv4/conf/calic/proxy_arp"] == "1")
+        assert not passes(world, Packet("10.65.0.3", "10.65.0.2"))
+        assert not world.kernel._faults, "the fault was met"
+
+
+async def test_while_the_filter_cannot_be_written_no_new_route_appears(world):
+    two_pods(world)
+    async with world.running():
+        world.nft.refuse_batches(errno.ENOMEM)
+        world.wire("c")
+        world.store(workload("c", "10.65.0.3/32"))
+        await asyncio.sleep(0.3)
+        assert "10.65.0.3/32" not in world.routes()
+        key = workload("c", A)[0]
+        world.nft.allow()
+        await world.until(lambda: "10.65.0.3/32" in world.routes())
+        await world.until(lambda: world.felix.dataplane.endpoints.status(key) is EndpointStatus.UP)
+
+
+# ---------------------------------------------------------------------------- for the CNI agent
+
+
+async def test_program_returns_with_route_and_policy_in_the_kernel(world):
+    two_pods(world)
+    world.store(DENY_TO_B)
+    async with world.running():
+        key, endpoint = workload("b2", "10.65.0.7/32", "fd00:65::7/128", labels={"app": "b"})
+        world.wire("b2")
+        await world.felix.programmer.program(key, endpoint)
+        assert {"10.65.0.7/32", "fd00:65::7/128"} <= world.routes()
+        assert world.nft.forward(Packet("10.65.0.1", "10.65.0.7"), "calia", "calib2") == "drop"
+        assert world.nft.forward(Packet("10.65.0.7", "10.65.0.1"), "calib2", "calia") == "accept"
+        assert world.felix.programmer.endpoint_in_dataplane(key)
+
+
+async def test_a_programmed_endpoint_stands_through_a_re_list_and_falls_with_its_retraction(world):
+    async with world.running():
+        key, endpoint = workload("n", "10.65.0.7/32")
+        world.wire("n")
+        await world.felix.programmer.program(key, endpoint)
+        world.datastore.compact()
+        world.datastore.lose_watch_events()
+        world.store(workload("other", A))
+        await world.settled()
+        assert "10.65.0.7/32" in world.routes(), "P1"
+        world.kernel.connections["10.65.0.7"] = 3
+        await world.felix.programmer.retract(key)
+        assert world.routes() == set(), "P2"
+        assert world.kernel.connections == {}
+        assert not world.felix.programmer.endpoint_in_dataplane(key)
+
+
+async def test_after_confirm_the_datastore_decides(world):
+    async with world.running():
+        item = workload("n", "10.65.0.7/32")
+        world.wire("n")
+        await world.felix.programmer.program(*item)
+        world.store(item)
+        await world.felix.programmer.confirm(item[0], world.datastore.revision)
+        await world.settled()
+        assert world.routes() == {"10.65.0.7/32"}
+        world.erase(item)
+        await world.until(lambda: world.routes() == set())
+
+
+async def test_many_requests_share_cycles(world):
+    async with world.running():
+        cycles = world.felix.dataplane.loop.dump()["cycles"]
+        pods = [workload(f"p{n}", f"10.65.1.{n}/32") for n in range(100)]
+        for n in range(100):
+            world.wire(f"p{n}")
+        await asyncio.gather(*(world.felix.programmer.program(*pod) for pod in pods))
+        assert len(world.routes()) == 100
+        assert world.felix.dataplane.loop.dump()["cycles"] - cycles < 30
+        await asyncio.gather(*(world.felix.programmer.retract(key) for key, _ in pods))
+        assert world.routes() == set()
+
+
+async def test_a_refusal_that_passes_is_not_seen_by_the_caller(world):
+    async with world.running():
+        world.wire("n")
+        world.kernel.fail_next("replace route", error=errno.ENOMEM, times=2)
+        await world.felix.programmer.program(*workload("n", "10.65.0.7/32"))
+        assert world.routes() == {"10.65.0.7/32"}
+
+
+async def test_a_refusal_that_stays_is_the_callers_error_and_retract_cleans_up(world):
+    async with world.running():
+        key, endpoint = workload("n", "10.65.0.7/32", "fd00:65::7/128")
+        world.wire("n")
+        world.kernel.fail_next("replace route", "10.65.0.7/32", error=errno.ENOMEM, times=10**6)
+        with pytest.raises(ProgrammingFailed, match="Cannot allocate memory"):
+            await world.felix.programmer.program(key, endpoint)
+        assert not world.felix.programmer.endpoint_in_dataplane(key)
+        await world.felix.programmer.retract(key)
+        assert world.routes() == set()
+
+
+async def test_an_endpoint_without_interface_is_an_error_that_says_so(world):
+    async with world.running():
+        with pytest.raises(ProgrammingFailed, match="no interface calin"):
+            await world.felix.programmer.program(*workload("n", "10.65.0.7/32"))
+
+
+async def test_an_endpoint_that_felix_would_ignore_is_refused_at_once(world):
+    async with world.running():
+        key, endpoint = workload("n", "10.65.0.7/24")
+        with pytest.raises(ValidationError):
+            await world.felix.programmer.program(key, endpoint)
+
+
+async def test_a_pod_whose_dispatch_the_kernel_refuses_stays_closed_and_the_others_open(world):
+    two_pods(world)
+    async with world.running():
+        key, endpoint = workload("n", "10.65.0.7/32")
+        world.wire("n")
+        world.nft.refuse_element("dispatch-ingress", b"calin")
+        with pytest.raises(ProgrammingFailed, match="policy of interface calin"):
+            await world.felix.programmer.program(key, endpoint)
+        assert world.nft.forward(Packet("10.65.0.1", "10.65.0.7"), "calia", "calin") == "drop"
+        assert passes(world)
+        world.nft.allow()
+        await world.felix.programmer.retract(key)
+        await world.felix.programmer.program(key, endpoint)
+        assert world.nft.forward(Packet("10.65.0.1", "10.65.0.7"), "calia", "calin") == "accept"
+
+
+async def test_before_in_sync_program_says_try_again_and_retract_does_nothing(world):
+    world.datastore.fail_next(count=10**6, operations=["list"], prefix=_prefix("networkpolicies"))
+    async with world.running(in_sync=False):
+        await world.until(lambda: world.felix is not None)
+        key, endpoint = workload("n", "10.65.0.7/32")
+        assert not world.felix.programmer.is_ready()
+        with pytest.raises(Transient):
+            await world.felix.programmer.program(key, endpoint)
+        await world.felix.programmer.retract(key)
+        world.datastore._faults.clear()
+
+
+async def test_the_settings_of_the_agent_follow_the_configuration(tmp_path):
+    world = FelixWorld(tmp_path, FELIX_INTERFACEPREFIX="tap,cali", FELIX_IPV6SUPPORT="false")
+    async with world.running():
+        settings = world.felix.programmer.settings()
+        assert (settings.node_name, settings.interface_prefix) == ("here", "tap")
+        assert not settings.ipv6_support
+
+
+# ------------------------------------------------------------------------- configuration, reports
+
+
+def configuration(name: str = "default", **spec: object):
+    key = ResourceKey(FelixConfiguration.kind, name)
+    made = FelixConfigurationSpec(**spec)  # type: ignore[arg-type]
+    return key, FelixConfiguration(metadata=ObjectMeta(name=name), spec=made)
+
+
+async def test_configuration_present_at_start_is_used_without_a_restart(world):
+    world.store(configuration(ip_forwarding="Disabled"))
+    async with world.running():
+        assert world.kernel.sysctls["net/ipv4/ip_forward"] == "0"
+    assert world.exit_code == 0
+
+
+async def test_a_changed_parameter_ends_the_process_with_129_and_touches_nothing(world):
+    two_pods(world)
+    async with world.running():
+        await world.settled()
+        world.kernel.writes.clear()
+        world.store(configuration(interface_prefix="tap"))
+        await world.until(lambda: world.process._stopping.is_set())
+    assert world.exit_code == 129
+    assert world.kernel.writes == []
+
+
+async def test_a_parameter_that_needs_no_restart_is_taken_over(world):
+    async with world.running():
+        world.store(configuration(log_severity_screen="Debug"))
+        await world.settled()
+        live = world.felix._local.live
+        await world.until(lambda: live.config.log_severity_screen == "DEBUG")
+        world.store(configuration(log_severity_screen="Info"))
+        await world.until(lambda: live.config.log_severity_screen == "INFO")
+    assert world.exit_code == 0
+
+
+async def test_a_datastore_that_is_locked_ends_the_process_and_the_next_one_waits(world):
+    two_pods(world)
+    async with world.running():
+        world.store(cluster(ready=False))
+        await world.until(lambda: world.process._stopping.is_set())
+    assert world.exit_code == 129
+    async with world.running(in_sync=False):
+        await asyncio.sleep(0.2)
+        assert world.felix is None
+        assert world.routes() == {A, B, A6, B6}
+        world.store(cluster())
+        await world.until(lambda: world.felix is not None)
+
+
+async def test_status_keys_are_written_when_they_are_asked_for(tmp_path):
+    world = FelixWorld(
+        tmp_path,
+        FELIX_ENDPOINTREPORTINGENABLED="true",
+        FELIX_ENDPOINTREPORTINGDELAYSECS="0.01",
+        FELIX_REPORTINGINTERVALSECS="0.05",
+    )
+    stale = "/calico/felix/v2/no-region/host/here/workload/k8s/prod%2fold/endpoint/eth0"
+    world.datastore.seed({stale: b'{"status":"up"}'})
+    world.wire("a")
+    world.store(workload("a", A))
+    prefix = "/calico/felix/v2/no-region/host/here/"
+    present = f"{prefix}workload/k8s/prod%2fa/endpoint/eth0"
+
+    def reported() -> dict[str, bytes]:
+        return world.datastore.contents("/calico/felix/v2")
+
+    async with world.running():
+        await world.until(lambda: reported().get(present) == b'{"status":"up"}')
+        await world.until(lambda: stale not in reported())
+        world.kernel.set_link("calia", is_up=False)
+        await world.until(lambda: reported().get(present) == b'{"status":"down"}')
+        await world.until(lambda: f"{prefix}status" in reported())
+        report = json.loads(reported()[f"{prefix}last_reported_status"])
+        assert set(report) == {"time", "uptime", "first_update"}
+        world.erase(workload("a", A))
+        await world.until(lambda: present not in reported())
+    (kv,) = [kv for kv in world.datastore.snapshot(f"{prefix}status") if kv.key.endswith("/status")]
+    assert kv.lease, "it goes by itself when felix does not come back"
+
+
+async def test_the_state_dump_holds_every_part(world):
+    two_pods(world)
+    async with world.running():
+        await world.settled()
+        dump = world.process.dumps.collect()
+    assert {"syncer", "graph", "story", "dataplane", "endpoints", "status", "cni"} <= dump.keys()
+    assert all("error" not in part for part in dump.values() if isinstance(part, dict))
+    assert "here-k8s-a-eth0" in json.dumps(dump["endpoints"])
