@@ -3,15 +3,18 @@
 Layer: pure. Used by calicoctl.node.settings and .main. Source: datamodel 6.10; Calico
 node/pkg/lifecycle/startup/autodetection.
 
-    first-found                 the first interface that is not virtual, in the kernel's order
+    first-found                 the first interface that is not virtual
     interface=RE[,RE…]          the first interface whose name matches one of the expressions
     skip-interface=RE[,RE…]     first-found without these
     can-reach=HOST              the address the kernel would send from
     cidr=NET[,NET…]             the first address inside one of the networks
 
+"First" counts from the *youngest* interface, the last in the kernel's list: so does Calico, and a
+host with several must not change its address when it changes to Brindle.
+
 Never chosen: loopback and link-local addresses, interfaces that are down, workload interfaces,
-bridges and the virtual interfaces of other systems (unless `interface=` names them), and virtual
-service addresses: a /32 or /128 beside a real address on the same interface.
+bridges (unless `interface=` or `cidr=` asks for them), the virtual interfaces of other systems, and
+virtual service addresses: a /32 or /128 beside a real address on the same interface.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ _VIRTUAL = re.compile(
     r"|kube-ipvs.*|cni.*|vxlan.*|vxlan-v6\.calico|wireguard\.cali|wg-v6\.cali|nodelocaldns"
     r"|podman.*|ovs-.*|geneve.*)$"
 )
-_VIRTUAL_KINDS = frozenset({"bridge", "dummy", "ipvlan", "macvlan", "tun", "vxlan", "wireguard"})
+# Not macvlan and ipvlan: the only interface of a host that is itself a container is often one.
+_VIRTUAL_KINDS = frozenset({"bridge", "dummy", "tun", "vxlan", "wireguard"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +130,9 @@ def _by_route(
 
 
 def _candidates(
-    interfaces: Iterable[HostInterface], method: Method, version: int
+    interfaces: Sequence[HostInterface], method: Method, version: int
 ) -> Iterator[tuple[Interface, str]]:
-    for interface in interfaces:
+    for interface in reversed(interfaces):
         if not interface.is_up or not _is_eligible(interface, method):
             continue
         usable = [
@@ -145,8 +149,10 @@ def _is_eligible(interface: HostInterface, method: Method) -> bool:
     if method.name == INTERFACE:
         # The operator named it: then it may be a bridge or a bond of any name.
         return any(pattern.search(interface.name) for pattern in method.patterns)
-    if _VIRTUAL.match(interface.name) or interface.kind in _VIRTUAL_KINDS:
+    if _VIRTUAL.match(interface.name):
         return False
+    if interface.kind in _VIRTUAL_KINDS and method.name != CIDR:
+        return False  # a bridge may carry the node's address, if the operator asks for that network
     if method.name == SKIP_INTERFACE:
         return not any(pattern.search(interface.name) for pattern in method.patterns)
     return True

@@ -38,8 +38,9 @@ from libcalico.errors import ConfigError, SuiteError, Transient
 from libcalico.model import Node
 from libcalico.model.names import node_name
 from libcalico.net import Interface, parse_interface
-from libcalico.runtime import log, paths
+from libcalico.runtime import log, parse, paths
 from libcalico.runtime.backoff import Backoff, Throttle
+from libcalico.runtime.notify import Notifier
 from libcalico.runtime.version import VERSION
 
 LOG = log.get(__name__)
@@ -74,8 +75,13 @@ def _parser() -> argparse.ArgumentParser:
 def _install_cni(bin_dir: Path, conf_dir: Path) -> int:
     """Prints what changed. A conflist of another name is the user's and stays (cni.install N2)."""
     folders = (bin_dir, *PORTMAP_FOLDERS)
+    raw_mtu = os.environ.get("CNI_MTU", "") or "0"
+    try:
+        mtu_bytes = parse.integer(0, 65535)(raw_mtu)
+    except ValueError as err:
+        raise ConfigError("environment", "CNI_MTU", str(err), raw_mtu) from err
     conflist = install.default_conflist(
-        mtu_bytes=int(os.environ.get("CNI_MTU", "0") or 0),
+        mtu_bytes=mtu_bytes,
         assign_ipv6=os.environ.get("IP6", "none").lower() not in ("", "none"),
         with_portmap=any((folder / "portmap").exists() for folder in folders),
     )
@@ -115,6 +121,8 @@ async def run(environ: Mapping[str, str]) -> int:
     for number in (signal.SIGHUP, signal.SIGUSR1):
         loop.add_signal_handler(number, supervisor.send_signal, number)
     LOG.info("Calico node started successfully", node=settings.node_name)
+    notifier = Notifier(environ)
+    notifier.ready(f"node {settings.node_name}")
     await supervisor.run()
     LOG.info("stopped", node=settings.node_name)
     return 0
@@ -147,33 +155,53 @@ async def register(datastore: Datastore, settings: NodeSettings) -> Node:
     registrar = Registrar(datastore, settings, version=VERSION)
     await registrar.initialise()
     host = interfaces.host_interfaces()
-    existing = await registrar.node()
-    found = Addresses(
-        choose_address(settings.ipv4, existing, host, 4),
-        choose_address(settings.ipv6, existing, host, 6),
-    )
+    found = choose_addresses(settings, await registrar.node(), host)
     node = await registrar.register(found)
     await registrar.ensure_pools([a for interface in host for a in interface.addresses])
     LOG.info("node registered", node=settings.node_name, ipv4=found.ipv4, ipv6=found.ipv6)
     return node
 
 
+def choose_addresses(
+    settings: NodeSettings, existing: Node | None, host: Sequence[HostInterface]
+) -> Addresses:
+    """Both families. Errors: ConfigError; a node that carries routes needs at least one address."""
+    if settings.backend == "none":
+        return Addresses()
+    found = Addresses(
+        choose_address(settings.ipv4, existing, host, 4),
+        choose_address(settings.ipv6, existing, host, 6),
+    )
+    if found == Addresses():
+        reason = "no IPv4 or IPv6 addresses configured or detected, required for Calico networking"
+        raise ConfigError("environment", "IP", reason)
+    for address in (found.ipv4, found.ipv6):
+        if address is not None and not any(
+            own.ip == address.ip for interface in host for own in interface.addresses
+        ):
+            LOG.warning("the node's address is on none of its interfaces", address=address)
+    return found
+
+
 def choose_address(
     choice: AddressChoice, existing: Node | None, host: Sequence[HostInterface], version: int
 ) -> Interface | None:
-    """Errors: ConfigError when an address is wanted and none qualifies."""
-    if not choice.is_wanted:
-        return None
+    """One family, by Calico's rules: an address that the Node object has is only ever replaced,
+    never taken away. Errors: ConfigError when one is asked for and none qualifies."""
+    kept = stored_address(existing, version)
+    stored = parse_interface(kept) if kept else None
     if choice.fixed is not None:
         if choice.has_length:
             return choice.fixed
         return autodetect.with_length(choice.fixed, host)
-    stored = stored_address(existing, version)
-    if choice.keep_stored and stored:
-        return parse_interface(stored)
+    if not choice.is_wanted or (choice.keep_stored and stored is not None):
+        return stored
     found = autodetect.detect(host, choice.method, version, interfaces.source_for)
     if found is None:
-        raise autodetect.none_found(choice.method, version)
+        if stored is None:
+            raise autodetect.none_found(choice.method, version)
+        LOG.warning("no address detected, keeping the one we had", address=stored)
+        return stored
     address, interface = found
     LOG.info("address detected", address=address, ifname=interface, method=str(choice.method))
     return address

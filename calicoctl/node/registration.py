@@ -4,10 +4,12 @@ Layer: pure decisions, and one writer (`Registrar`) around them. Used by calicoc
 Source: Calico node/pkg/lifecycle/startup and clientv3 EnsureInitialized (datamodel 0.8, 1.5, 5.7).
 
   R1  what exists is kept: initial objects and pools are only ever created, the Node is merged;
-  R2  two nodes never register one address: the second is refused with the first one's name;
+  R2  two nodes never register one address: the second is refused with the first one's name, also
+      when both look before either has written;
   R3  every write is create-only or compare-and-swap, in a bounded loop: a hundred nodes may start
       at once;
-  R4  running it again with nothing changed writes nothing.
+  R4  running it again with nothing changed writes nothing; members of the Node object that we do
+      not know survive.
 ClusterInformation.calicoVersion is ours to set only where Brindle initialised the datastore: in a
 cluster that Calico runs, its calicoctl would otherwise refuse to work.
 """
@@ -20,36 +22,27 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import TypeVar
 
 import msgspec
 
 from calicoctl.node.settings import NodeSettings, PoolChoice
 from libcalico.datastore.api import Datastore
-from libcalico.errors import AlreadyExists, Fatal, InvalidInput, NotFound, RevisionConflict
+from libcalico.datastore.resources import ResourceClient
+from libcalico.errors import AlreadyExists, Fatal, NotFound, RevisionConflict
 from libcalico.model import (
     ClusterInformation,
     FelixConfiguration,
     IPPool,
     Node,
 )
-from libcalico.model.codec import decode, encode
-from libcalico.model.defaults import (
-    initial_cluster_information,
-    initial_tiers,
-    updated_cluster_information,
-    with_defaults,
-)
 from libcalico.model.felix_config import FelixConfigurationSpec
 from libcalico.model.ippool import IPPoolSpec
-from libcalico.model.keys import ResourceKey, key_of, parse, path_of, prefix_of
 from libcalico.model.meta import ObjectMeta, Resource
 from libcalico.model.node import NodeAddress, NodeBGPSpec, NodeSpec, OrchRef
 from libcalico.net import Interface, Network
 from libcalico.runtime import log
 
 LOG = log.get(__name__)
-R = TypeVar("R", bound=Resource)
 MAX_ATTEMPTS = 10
 CLUSTER_TYPE = "brindle"
 POOL_NAME = {4: "default-ipv4-ippool", 6: "default-ipv6-ippool"}
@@ -86,6 +79,12 @@ def merged_node(existing: Node | None, settings: NodeSettings, found: Addresses)
     route reflector cluster id), what start-up decides is set."""
     node = existing or Node(metadata=ObjectMeta(name=settings.node_name))
     spec = node.spec
+    orch_refs = _orch_refs(spec.orch_refs, settings.k8s_node_ref)
+    if settings.backend == "none":
+        # Policy only: how the node is reached is somebody else's business.
+        return msgspec.structs.replace(
+            node, spec=msgspec.structs.replace(spec, orch_refs=orch_refs)
+        )
     ours = tuple(
         NodeAddress(address=str(address), type=_NODE_ADDRESS_TYPE)
         for address in (found.ipv4, found.ipv6)
@@ -98,14 +97,12 @@ def merged_node(existing: Node | None, settings: NodeSettings, found: Addresses)
             spec,
             bgp=_bgp(spec, settings, found),
             addresses=ours + others,
-            orch_refs=_orch_refs(spec.orch_refs, settings.k8s_node_ref),
+            orch_refs=orch_refs,
         ),
     )
 
 
-def _bgp(spec: NodeSpec, settings: NodeSettings, found: Addresses) -> NodeBGPSpec | None:
-    if settings.backend == "none":
-        return spec.bgp
+def _bgp(spec: NodeSpec, settings: NodeSettings, found: Addresses) -> NodeBGPSpec:
     return msgspec.structs.replace(
         spec.bgp or NodeBGPSpec(),
         as_number=settings.as_number or (spec.bgp.as_number if spec.bgp else None),
@@ -138,6 +135,16 @@ def find_duplicate(nodes: Iterable[Node], name: str, found: Addresses) -> tuple[
             if address in ours:
                 return node.metadata.name, address
     return None
+
+
+def new_addresses(existing: Node | None, found: Addresses) -> Addresses:
+    """Those of our addresses that the Node object does not have yet."""
+
+    def unless_stored(address: Interface | None, version: int) -> Interface | None:
+        stored = stored_address(existing, version).partition("/")[0]
+        return None if address is None or str(address.ip) == stored else address
+
+    return Addresses(unless_stored(found.ipv4, 4), unless_stored(found.ipv6, 6))
 
 
 def default_pool(
@@ -179,55 +186,51 @@ class Registrar:
     """Writes what the functions above decide. `version` is ours, for ClusterInformation."""
 
     def __init__(self, datastore: Datastore, settings: NodeSettings, *, version: str) -> None:
-        self._datastore = datastore
+        self._client = ResourceClient(datastore)
         self._settings = settings
         self._version = version
 
     async def initialise(self) -> None:
         """ClusterInformation, the three tiers and FelixConfiguration `default`."""
-        await self._cluster_information()
-        for tier in initial_tiers():
-            await self._create(tier)
+        types = ",".join(filter(None, (self._settings.cluster_type, CLUSTER_TYPE)))
+        version = self._version
+        try:
+            stored = await self._client.get(ClusterInformation, "default")
+        except NotFound:
+            pass
+        else:
+            if CLUSTER_TYPE not in (stored.spec.cluster_type or "").split(","):
+                types = self._settings.cluster_type
+                version = "" if stored.spec.calico_version else version
+        await self._client.ensure_initialized(calico_version=version, cluster_type=types)
         spec = FelixConfigurationSpec(reporting_interval="0s", log_severity_screen="Info")
         await self._create(FelixConfiguration(metadata=ObjectMeta(name="default"), spec=spec))
 
-    async def _cluster_information(self) -> None:
-        types = ",".join(filter(None, (self._settings.cluster_type, CLUSTER_TYPE)))
-        fresh = initial_cluster_information(
-            uuid.uuid4().hex, calico_version=self._version, cluster_type=types
-        )
-        if await self._create(fresh):
-            return
-
-        def update(stored: ClusterInformation) -> ClusterInformation:
-            is_ours = CLUSTER_TYPE in (stored.spec.cluster_type or "").split(",")
-            version = self._version if is_ours or not stored.spec.calico_version else ""
-            return updated_cluster_information(
-                stored,
-                cluster_guid=uuid.uuid4().hex,
-                calico_version=version,
-                cluster_type=types if is_ours else self._settings.cluster_type,
-            )
-
-        await self._modify(ClusterInformation, "default", update)
-
     async def node(self) -> Node | None:
-        return await self._get(Node, self._settings.node_name)
+        try:
+            return await self._client.get(Node, self._settings.node_name)
+        except NotFound:
+            return None
 
     async def register(self, found: Addresses) -> Node:
         """Create or update the Node object. Errors: DuplicateAddress."""
-        if self._settings.check_duplicates:
-            duplicate = find_duplicate(await self._list(Node), self._settings.node_name, found)
-            if duplicate is not None:
-                raise DuplicateAddress(*duplicate)
-        await self._create(merged_node(None, self._settings, found))
-        return await self._modify(
-            Node, self._settings.node_name, lambda node: merged_node(node, self._settings, found)
-        )
+        for _ in range(MAX_ATTEMPTS):
+            existing = await self.node()
+            wanted = merged_node(existing, self._settings, found)
+            if existing == wanted:
+                return wanted
+            await self._refuse_duplicates(existing, found)
+            try:
+                written = await self._write(existing, wanted)
+            except (AlreadyExists, NotFound, RevisionConflict):
+                continue  # somebody wrote to our Node: look again
+            await self._settle_race(existing, written, found)
+            return written
+        raise RevisionConflict(f"Node({self._settings.node_name})")
 
     async def ensure_pools(self, host_addresses: Sequence[Interface]) -> list[IPPool]:
         """The default pools, of each family that has no pool at all. Returns what was made."""
-        present = {6 if ":" in pool.spec.cidr else 4 for pool in await self._list(IPPool)}
+        present = {6 if ":" in pool.spec.cidr else 4 for pool in await self._client.list(IPPool)}
         made = []
         for choice in self._settings.pools:
             if not choice.is_wanted or choice.version in present:
@@ -242,61 +245,55 @@ class Registrar:
 
     async def _create(self, resource: Resource) -> bool:
         """False when it exists already."""
-        metadata: ObjectMeta = getattr(resource, "metadata")  # noqa: B009 - every kind has it
-        stamped = msgspec.structs.replace(
-            metadata,
-            uid=str(uuid.uuid4()),
-            creation_timestamp=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        )
-        complete = with_defaults(msgspec.structs.replace(resource, metadata=stamped))
         try:
-            await self._datastore.create(path_of(key_of(complete)), encode(complete))
+            await self._client.create(resource)
         except AlreadyExists:
             return False
         return True
 
-    async def _get(self, kind: type[R], name: str) -> R | None:
-        key = ResourceKey(kind.kind, name)
-        found = await self._datastore.get(path_of(key))
-        if found is None:
-            return None
-        resource = decode(key, found.value, found.mod_revision)
-        assert isinstance(resource, kind)
-        return resource
+    async def _write(self, existing: Node | None, wanted: Node) -> Node:
+        if existing is None:
+            return await self._client.create(wanted)
+        metadata = wanted.metadata
+        # A Node by another writer may lack what the library asks for on an update.
+        complete = msgspec.structs.replace(
+            metadata,
+            uid=metadata.uid or str(uuid.uuid4()),
+            creation_timestamp=metadata.creation_timestamp
+            or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )
+        return await self._client.update(msgspec.structs.replace(wanted, metadata=complete))
 
-    async def _list(self, kind: type[R]) -> list[R]:
-        """Objects that do not parse are left out: they are nobody's address and no pool."""
-        found = []
-        for kv in (await self._datastore.list(prefix_of(kind.kind))).kvs:
-            key = parse(kv.key)
-            if key is None:
-                continue
-            try:
-                resource = decode(key, kv.value, kv.mod_revision)
-            except InvalidInput as err:
-                LOG.warning("object skipped", key=kv.key, error=err)
-                continue
-            assert isinstance(resource, kind)
-            found.append(resource)
-        return found
+    async def _refuse_duplicates(self, existing: Node | None, found: Addresses) -> None:
+        """Only for an address that is new to us: a running node is not to be kept from restarting
+        by another's object that came later (as in Calico)."""
+        new = new_addresses(existing, found)
+        if not self._settings.check_duplicates or new == Addresses():
+            return
+        duplicate = find_duplicate(await self._client.list(Node), self._settings.node_name, new)
+        if duplicate is not None:
+            raise DuplicateAddress(*duplicate)
 
-    async def _modify(self, kind: type[R], name: str, change: Callable[[R], R]) -> R:
-        """Read, change, compare and swap; nothing is written when nothing changes (R4)."""
-        key = ResourceKey(kind.kind, name)
-        for _ in range(MAX_ATTEMPTS):
-            stored = await self._get(kind, name)
-            if stored is None:
-                raise NotFound(f"{kind.kind}({name})")
-            wanted = change(stored)
-            if wanted == stored:
-                return stored
-            revision = int(getattr(stored, "metadata").resource_version)  # noqa: B009
-            try:
-                await self._datastore.update(path_of(key), encode(wanted), revision)
-            except RevisionConflict:
-                continue
-            return wanted
-        raise RevisionConflict(f"{kind.kind}({name})")
+    async def _settle_race(self, existing: Node | None, written: Node, found: Addresses) -> None:
+        """Two nodes may have looked at the same time and both written: the later one gives way."""
+        new = new_addresses(existing, found)
+        if not self._settings.check_duplicates or new == Addresses():
+            return
+        ours = int(written.metadata.resource_version or 0)
+        earlier = [
+            node
+            for node in await self._client.list(Node)
+            if int(node.metadata.resource_version or 0) < ours
+        ]
+        duplicate = find_duplicate(earlier, self._settings.node_name, new)
+        if duplicate is None:
+            return
+        if existing is None:
+            await self._client.delete(Node, written.metadata.name, revision=ours)
+        else:
+            undone = msgspec.structs.replace(existing, metadata=written.metadata)
+            await self._client.update(undone)
+        raise DuplicateAddress(*duplicate)
 
 
 def environment_for_daemons(settings: NodeSettings, environ: Mapping[str, str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from calicoctl.node.autodetect import Method, parse_method
+from libcalico import selector
 from libcalico.errors import ConfigError, InvalidInput
 from libcalico.model.scalars import parse_as_number
 from libcalico.net import AddressError, Interface, Network, parse_interface, parse_strict_cidr
@@ -22,6 +23,8 @@ SOURCE = "environment"
 AUTODETECT = "autodetect"
 BACKENDS = ("bird", "exabgp", "vxlan", "none")
 ENCAPSULATIONS = ("Never", "Always", "CrossSubnet")
+# Spellings of earlier releases that manifests still carry.
+_OLD_ENCAPSULATIONS = {"off": "Never", "cross-subnet": "CrossSubnet"}
 _BLOCK_SIZES = {4: (20, 32), 6: (116, 128)}
 
 
@@ -30,8 +33,8 @@ class AddressChoice:
     """How the node's address of one family is found.
 
     `fixed` an address that was given ("192.0.2.1/24", or without length: the interface's is
-    taken); `is_wanted` False for IP=none; `keep_stored` when nothing was said: what the Node
-    object has stays, and only without one the method decides."""
+    taken); `is_wanted` False when none is looked for (IP=none, or IP6 unset); `keep_stored` when
+    nothing was said: what the Node object has stays, and only without one the method decides."""
 
     fixed: Interface | None = None
     has_length: bool = False
@@ -78,7 +81,7 @@ def load(environ: Mapping[str, str], node_name: str) -> NodeSettings:
     """Errors: ConfigError naming the variable."""
     read = _Reader(environ)
     ipv6 = read.address(6)
-    wants_pools = not read.boolean("NO_DEFAULT_POOLS", False)
+    wants_pools = read.wants_pools()
     pools = (read.pool(4), read.pool(6)) if wants_pools else ()
     return NodeSettings(
         node_name=node_name,
@@ -86,7 +89,7 @@ def load(environ: Mapping[str, str], node_name: str) -> NodeSettings:
         ipv6=ipv6,
         as_number=read.as_number(),
         backend=read.one_of("CALICO_NETWORKING_BACKEND", BACKENDS, "bird"),
-        pools=tuple(pool for pool in pools if pool.version == 4 or ipv6.is_wanted),
+        pools=tuple(p for p in pools if p.version == 4 or ipv6.is_wanted or p.cidr is not None),
         k8s_node_ref=environ.get("CALICO_K8S_NODE_REF", ""),
         cluster_type=environ.get("CLUSTER_TYPE", ""),
         check_duplicates=not read.boolean("DISABLE_NODE_IP_CHECK", False),
@@ -131,6 +134,14 @@ class _Reader:
             return None
         return self._parsed("AS", raw, parse_as_number)
 
+    def wants_pools(self) -> bool:
+        if not self.boolean("NO_DEFAULT_POOLS", False):
+            return True
+        for variable in ("CALICO_IPV4POOL_CIDR", "CALICO_IPV6POOL_CIDR"):
+            if self._environ.get(variable):
+                raise ConfigError(SOURCE, variable, "cannot be set beside NO_DEFAULT_POOLS")
+        return False
+
     def pool(self, version: int) -> PoolChoice:
         prefix = f"CALICO_IPV{version}POOL_"
         raw = self._environ.get(prefix + "CIDR", "")
@@ -152,7 +163,7 @@ class _Reader:
             if size
             else None,
             nat_outgoing=self.boolean(prefix + "NAT_OUTGOING", version == 4),
-            node_selector=self._environ.get(prefix + "NODE_SELECTOR", "") or "all()",
+            node_selector=self.selector(prefix + "NODE_SELECTOR"),
             disable_bgp_export=self.boolean(prefix + "DISABLE_BGP_EXPORT", False),
             ipip_mode=ipip,
             vxlan_mode=vxlan,
@@ -162,10 +173,15 @@ class _Reader:
         raw = self._environ.get(variable, "")
         return self._parsed(variable, raw, parse.boolean) if raw else default
 
+    def selector(self, variable: str) -> str:
+        raw = self._environ.get(variable, "") or "all()"
+        self._parsed(variable, raw, selector.parse)
+        return raw
+
     def one_of(self, variable: str, choices: tuple[str, ...], default: str) -> str:
         raw = self._environ.get(variable, "")
-        if raw.lower() == "off" and "Never" in choices:
-            return "Never"
+        if choices is ENCAPSULATIONS:
+            raw = _OLD_ENCAPSULATIONS.get(raw.lower(), raw)
         return self._parsed(variable, raw, parse.one_of(*choices)) if raw else default
 
     @staticmethod

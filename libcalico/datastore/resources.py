@@ -354,7 +354,7 @@ class ResourceClient:
             if wanted == stored:
                 return
             try:
-                await self.update(wanted)
+                await self.update(self._stamped(wanted))
             except RevisionConflict:
                 continue
             return

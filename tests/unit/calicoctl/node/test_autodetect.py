@@ -32,8 +32,24 @@ def found(method: str, version: int = 4, source=lambda host, v: None) -> str | N
 
 
 def test_first_found_skips_bridges_virtual_interfaces_and_service_addresses():
-    assert found("") == found("first-found") == "192.0.2.11/24"
-    assert found("first-found", 6) == "2001:db8::b/64"
+    only_eth0 = [interface for interface in HOST if interface.name != "eth1"]
+    for version, expected in ((4, "192.0.2.11/24"), (6, "2001:db8::b/64")):
+        chosen = detect(only_eth0, parse_method("", version), version, lambda host, v: None)
+        assert chosen is not None
+        assert (str(chosen[0]), chosen[1]) == (expected, "eth0")
+
+
+def test_first_found_counts_from_the_youngest_interface_as_calico_does():
+    assert found("") == found("first-found") == "203.0.113.5/24"
+    assert found("first-found", 6) == "2001:db8:1::5/64"
+
+
+def test_the_only_interface_of_a_host_in_a_container_is_found():
+    for kind in ("veth", "macvlan", "ipvlan", ""):
+        only = [interface("lo", "127.0.0.1/8"), interface("eth0", "192.0.2.7/24", kind=kind)]
+        chosen = detect(only, parse_method("", 4), 4, lambda host, version: None)
+        assert chosen is not None
+        assert chosen[1] == "eth0"
 
 
 def test_interface_takes_the_first_that_matches_even_a_bridge():
@@ -44,14 +60,15 @@ def test_interface_takes_the_first_that_matches_even_a_bridge():
 
 
 def test_skip_interface_is_first_found_without_them():
-    assert found("skip-interface=eth0") == "203.0.113.5/24"
+    assert found("skip-interface=eth1") == "192.0.2.11/24"
     assert found("skip-interface=eth.*") is None
 
 
 def test_cidr_takes_the_first_address_inside():
     assert found("cidr=203.0.113.0/24,10.0.0.0/8") == "203.0.113.5/24"
     assert found("cidr=2001:db8:1::/48", 6) == "2001:db8:1::5/64"
-    assert found("cidr=10.96.0.0/16") is None
+    assert found("cidr=10.96.0.0/16") is None, "service addresses are nobody's"
+    assert found("cidr=10.9.0.0/16") == "10.9.0.1/24", "a bridge, but asked for"
 
 
 def test_can_reach_takes_the_source_the_kernel_would_use():
@@ -113,7 +130,26 @@ def test_settings_of_a_dual_stack_node():
     assert [pool.is_wanted for pool in settings.pools] == [True, False]
     assert not settings.has_bgp
     assert not settings.check_duplicates
-    assert load({**environ, "NO_DEFAULT_POOLS": "true"}, "n").pools == ()
+    assert load({"NO_DEFAULT_POOLS": "true"}, "n").pools == ()
+
+
+def test_a_v6_pool_that_is_asked_for_is_made_without_a_v6_address():
+    settings = load({"CALICO_IPV6POOL_CIDR": "fd00:1::/48"}, "n")
+    assert [pool.version for pool in settings.pools] == [4, 6]
+
+
+@pytest.mark.parametrize("variable", ["CALICO_IPV4POOL_CIDR", "CALICO_IPV6POOL_CIDR"])
+def test_no_pools_and_a_pool_are_refused(variable):
+    with pytest.raises(ConfigError, match="cannot be set beside NO_DEFAULT_POOLS"):
+        load({"NO_DEFAULT_POOLS": "true", variable: "none"}, "n")
+
+
+@pytest.mark.parametrize(
+    ("raw", "mode"),
+    [("Always", "Always"), ("off", "Never"), ("cross-subnet", "CrossSubnet"), ("", "Never")],
+)
+def test_encapsulations_may_be_spelled_as_in_older_manifests(raw, mode):
+    assert load({"CALICO_IPV4POOL_VXLAN": raw}, "n").pools[0].vxlan_mode == mode
 
 
 @pytest.mark.parametrize(
@@ -131,6 +167,7 @@ def test_settings_of_a_dual_stack_node():
         ("CALICO_IPV4POOL_IPIP", "Sometimes"),
         ("CALICO_NETWORKING_BACKEND", "ospf"),
         ("NO_DEFAULT_POOLS", "perhaps"),
+        ("CALICO_IPV4POOL_NODE_SELECTOR", "a =="),
     ],
 )
 def test_a_bad_variable_is_named(variable, value):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
-from calicoctl.node.main import choose_address
+from calicoctl.node.autodetect import HostInterface
+from calicoctl.node.main import choose_addresses
 from calicoctl.node.registration import (
     Addresses,
     DuplicateAddress,
@@ -15,7 +17,7 @@ from calicoctl.node.registration import (
     merged_node,
 )
 from calicoctl.node.settings import PoolChoice, load
-from libcalico.errors import ConfigError
+from libcalico.errors import ConfigError, ValidationError
 from libcalico.model import ClusterInformation, IPPool, Node
 from libcalico.model.cluster import ClusterInformationSpec
 from libcalico.model.codec import decode, encode
@@ -157,10 +159,120 @@ def test_the_default_range_avoids_the_hosts_own():
     assert six.spec.cidr == "fd01:101:101::/48"
 
 
-def test_an_address_that_was_stored_is_kept_when_nothing_is_said():
+HOST = [HostInterface("eth0", (V4, V6))]
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, Addresses(V4, V6)),
+        ({"IP": "none", "IP6": "none"}, Addresses(V4, V6)),
+        ({"IP": "autodetect"}, Addresses(V4, V6)),
+        ({"IP": "198.51.100.1/24"}, Addresses(parse_interface("198.51.100.1/24"), V6)),
+    ],
+)
+def test_an_address_that_was_stored_is_replaced_but_never_taken_away(environ, expected):
     existing = merged_node(None, settings(), BOTH)
-    kept = choose_address(load({}, "a").ipv4, existing, [], 4)
-    assert kept == V4
-    with pytest.raises(ConfigError, match="no IPv4 address"):
-        choose_address(load({"IP": "autodetect"}, "a").ipv4, existing, [], 4)
-    assert choose_address(load({"IP": "none"}, "a").ipv4, existing, [], 4) is None
+    assert choose_addresses(load(environ, "a"), existing, []) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, Addresses(V4)),
+        ({"IP6": "autodetect"}, BOTH),
+        ({"IP": "none", "IP6": "autodetect"}, Addresses(None, V6)),
+        ({"IP": "192.0.2.11"}, Addresses(V4)),
+        ({"CALICO_NETWORKING_BACKEND": "none"}, Addresses()),
+        ({"CALICO_NETWORKING_BACKEND": "vxlan"}, Addresses(V4)),
+    ],
+)
+def test_a_new_node_takes_the_addresses_that_were_asked_for(environ, expected):
+    assert choose_addresses(load(environ, "a"), None, HOST) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "text"),
+    [
+        ({}, "no IPv4 address"),
+        ({"IP": "none"}, "no IPv4 or IPv6 addresses configured or detected"),
+        ({"IP": "192.0.2.1/24", "IP6": "autodetect"}, "no IPv6 address"),
+    ],
+)
+def test_a_node_that_carries_routes_needs_an_address(environ, text):
+    with pytest.raises(ConfigError, match=text):
+        choose_addresses(load(environ, "a"), None, [])
+
+
+async def test_a_policy_only_node_leaves_bgp_and_addresses_alone():
+    datastore = MemoryDatastore()
+    await start(datastore, "a", BOTH)
+    environ = {"CALICO_NETWORKING_BACKEND": "none", "CALICO_K8S_NODE_REF": "k"}
+    await start(datastore, "a", Addresses(), **environ)
+    node = stored(datastore, "Node")["a"]
+    assert (node.spec.bgp.ipv4_address, node.spec.bgp.ipv6_address) == (str(V4), str(V6))
+    assert len(node.spec.addresses) == 2
+    assert node.spec.orch_refs[0].node_name == "k"
+
+
+async def test_a_running_node_restarts_although_another_took_its_address_later():
+    datastore = MemoryDatastore()
+    await start(datastore, "a", BOTH)
+    await start(datastore, "b", BOTH, DISABLE_NODE_IP_CHECK="true")
+    await start(datastore, "a", BOTH, CALICO_K8S_NODE_REF="k")
+    assert stored(datastore, "Node")["a"].spec.orch_refs
+
+
+async def test_of_two_nodes_that_start_at_once_with_one_address_one_is_refused():
+    datastore = MemoryDatastore()
+    for name in ("a", "b"):
+        await Registrar(datastore, settings(name), version="v1").initialise()
+    ours = Registrar(datastore, settings("a"), version="v1")
+    theirs = Registrar(datastore, settings("b"), version="v1")
+    # b registers completely between a's look at the others and a's write.
+    path = path_of(ResourceKey("Node", "a"))
+    written = asyncio.Event()
+
+    async def other() -> None:
+        await theirs.register(BOTH)
+        written.set()
+
+    async with asyncio.TaskGroup() as tasks:
+        datastore.slow_next(0.05, operations=["create"], prefix=path)
+        tasks.create_task(other())
+        with pytest.raises(DuplicateAddress, match="Calico node 'b' is already using"):
+            await ours.register(BOTH)
+        await written.wait()
+    assert set(stored(datastore, "Node")) == {"b"}
+
+
+async def test_members_of_a_newer_writer_survive_a_start():
+    datastore = MemoryDatastore()
+    await start(datastore, "a", BOTH)
+    path = path_of(ResourceKey("Node", "a"))
+    raw = json.loads(datastore.contents()[path])
+    raw["spec"]["fromTheFuture"] = {"a": 1}
+    datastore.seed({path: json.dumps(raw).encode()})
+    await start(datastore, "a", Addresses(parse_interface("192.0.2.12/24"), V6))
+    after = json.loads(datastore.contents()[path])
+    assert after["spec"]["fromTheFuture"] == {"a": 1}
+    assert after["spec"]["bgp"]["ipv4Address"] == "192.0.2.12/24"
+
+
+async def test_a_write_by_somebody_else_in_between_is_merged():
+    datastore = MemoryDatastore()
+    await start(datastore, "a", Addresses(V4))
+    path = path_of(ResourceKey("Node", "a"))
+    raw = json.loads(datastore.contents()[path])
+    raw["metadata"]["labels"] = {"rack": "7"}
+    theirs = {path: json.dumps(raw).encode()}
+    datastore.before_next(lambda: datastore.seed(theirs), operations=["update"], prefix=path)
+    await start(datastore, "a", BOTH)
+    node = stored(datastore, "Node")["a"]
+    assert node.metadata.labels == {"rack": "7"}
+    assert node.spec.bgp.ipv6_address == str(V6)
+
+
+async def test_a_pool_too_small_for_its_blocks_is_refused():
+    with pytest.raises(ValidationError, match="too small"):
+        await start(MemoryDatastore(), "a", BOTH, CALICO_IPV4POOL_CIDR="10.0.0.0/28")
