@@ -5,8 +5,8 @@ policy_resolver.py, which turns local endpoints into intents.
 
 What an object contributes (reference/datamodel.md 1.9, 3.4, 5.2):
   labels     the object's own; of a workload without `pcns.*` and `pcsa.*`, which only profiles may
-             give, and with `projectcalico.org/serviceaccount` from serviceAccountName; of a
-             NetworkSet with its namespace
+             give, with `projectcalico.org/serviceaccount` from serviceAccountName, and with its
+             namespace where a foreign writer left it out; of a NetworkSet with its namespace
   parents    the profiles it lists; of a NetworkSet the profile `kns.<namespace>`
   addresses  ipNetworks, expectedIPs or nets, canonical and masked, a /0 as its two halves;
              never the external side of a NAT
@@ -116,13 +116,13 @@ def set_members(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(members)
 
 
-def of_workload(endpoint: WorkloadEndpoint) -> Contribution | None:
+def of_workload(namespace: str, endpoint: WorkloadEndpoint) -> Contribution | None:
     """None when it has no address: such an endpoint does not exist yet (datamodel 1.9)."""
     spec = endpoint.spec
     if not spec.ip_networks:
         return None
     return Contribution(
-        _workload_labels(endpoint),
+        _workload_labels(namespace, endpoint),
         spec.profiles,
         set_members(spec.ip_networks),
         named_ports(spec.ports) if spec.ports else (),
@@ -200,14 +200,17 @@ def _address(text: str) -> str:
     return str(net.parse_ip(text))
 
 
-def _workload_labels(endpoint: WorkloadEndpoint) -> Mapping[str, str]:
+def _workload_labels(namespace: str, endpoint: WorkloadEndpoint) -> Mapping[str, str]:
     """Own labels; nobody can pretend to be of another namespace or service account."""
     labels = endpoint.metadata.labels
     account = endpoint.spec.service_account_name
     forged = [label for label in labels if label.startswith(_INHERITED_ONLY)]
-    if not forged and (not account or labels.get(SERVICE_ACCOUNT_LABEL) == account):
+    labelled = not account or labels.get(SERVICE_ACCOUNT_LABEL) == account
+    if labelled and not forged and NAMESPACE_LABEL in labels:
         return labels  # kept as it is, not copied: there may be 250,000 of them
     own = {label: value for label, value in labels.items() if label not in forged}
+    # Calico's client writes this label; a foreign writer may have left it out.
+    own.setdefault(NAMESPACE_LABEL, namespace)
     if account:
         own[SERVICE_ACCOUNT_LABEL] = account
     return own

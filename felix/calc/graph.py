@@ -250,7 +250,7 @@ class CalcGraph:
 
     def _on_workload(self, key: ResourceKey, value: object | None, revision: int) -> None:
         endpoint = cast("WorkloadEndpoint | None", value)
-        item = None if endpoint is None else endpoints.of_workload(endpoint)
+        item = None if endpoint is None else endpoints.of_workload(key.namespace, endpoint)
         local: LocalEndpoint | None = None
         if endpoint is not None and item is not None and endpoint.spec.node == self._node:
             local = endpoints.local_workload(key, endpoint)
@@ -340,7 +340,7 @@ class CalcGraph:
     def _compile_policy(self, key: ResourceKey) -> bool:
         """False when it has to be treated as absent."""
         policy = self._active.active_policy(key)
-        if policy is None and not self._sequencer.policies.knows(key):
+        if policy is None and self._sequencer.policies.sent(key) is None:
             return True  # one of the many that never concerned this node
         sets: SetsById = {}
         try:

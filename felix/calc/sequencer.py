@@ -57,10 +57,6 @@ class _Stream(Generic[K, M]):
     def sent(self, key: K) -> M | None:
         return self._sent.get(key)
 
-    def knows(self, key: K) -> bool:
-        """Whether there is anything to take back."""
-        return key in self._sent or key in self._pending
-
     def updates(self) -> Iterator[Intent]:
         for key, message in self._pending.items():
             if message is not None and self._sent.get(key) != message:

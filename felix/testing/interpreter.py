@@ -4,16 +4,15 @@ Layer: testing. It takes the contents of a FakeDataplane as the only truth (comp
 tiers) and knows nothing of selectors, labels or resources, so that it can be held against
 `libcalico.policy.evaluate`, which knows nothing of intents. Slow and obvious on purpose.
 
-Semantics: felix/intent.py and reference/datamodel.md 5.1, 5.2, 5.4. Failsafe ports, connection
-tracking and interfaces are not here: one packet of a new connection, one endpoint, one direction.
+Semantics: felix/intent.py and reference/datamodel.md 5.1, 5.2, 5.4. What stands before policy is
+not here (failsafe ports, overlay protocols, connection tracking, interfaces): one packet of a new
+connection, one endpoint, one direction.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable
-from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import ip_network
 
 from felix.intent import (
     Action,
@@ -21,81 +20,47 @@ from felix.intent import (
     EntityMatch,
     HostEndpointUpdate,
     IcmpMatch,
+    PolicyUpdate,
     PortRange,
+    ProfileUpdate,
     TierPolicies,
+    WorkloadEndpointUpdate,
 )
 from felix.testing.dataplane import Contents
+from libcalico import net
 from libcalico.model.keys import ResourceKey
+from libcalico.policy.evaluate import Outcome, Stage
+from libcalico.policy.packet import ICMP, ICMPV6, Direction, Packet
 
 _PROTOCOL_NAME = {6: "tcp", 17: "udp", 132: "sctp"}
-_ICMP_PROTOCOLS = (1, 58)
 
 
-class Verdict(enum.Enum):
-    ALLOW = "allow"
-    DENY = "deny"
-
-
-class Direction(enum.Enum):
-    INGRESS = "ingress"
-    EGRESS = "egress"
-
-
-class Stage(enum.Enum):
-    """Part of a host endpoint's path; workloads know NORMAL only."""
-
-    NORMAL = "normal"
-    UNTRACKED = "untracked"
-    PRE_DNAT = "pre-dnat"
-    FORWARD = "forward"
-
-
-@dataclass(frozen=True, slots=True)
-class Packet:
-    """Ports are 0, and ICMP fields None, where the protocol has none."""
-
-    source: IPv4Address | IPv6Address
-    destination: IPv4Address | IPv6Address
-    protocol: int
-    source_port: int = 0
-    destination_port: int = 0
-    icmp_type: int | None = None
-    icmp_code: int | None = None
-
-    @property
-    def version(self) -> int:
-        return self.source.version
-
-
-def packet(source: str, destination: str, protocol: int, **fields: int) -> Packet:
-    return Packet(ip_address(source), ip_address(destination), protocol, **fields)
-
-
-def verdict(
+def outcome(
     contents: Contents,
     endpoint: ResourceKey,
     direction: Direction,
     packet: Packet,
     *,
     stage: Stage = Stage.NORMAL,
-) -> Verdict | None:
-    """None: the stage has no opinion, the packet goes on to the next."""
+) -> Outcome:
+    """What the tiers and profiles of one endpoint say, at one stage."""
     found = contents.endpoints[endpoint]
-    outcome = _through_tiers(contents, _tiers(found, stage), direction, packet)
-    if outcome is not None:
-        return outcome
-    if stage in (Stage.UNTRACKED, Stage.PRE_DNAT):
-        return None
-    if stage is Stage.FORWARD:
-        taking_part = [t for t in _tiers(found, stage) if _policies(t, direction)]
-        if not taking_part:
-            return Verdict.ALLOW
+    tiers = [tier for tier in _tiers(found, stage) if _policies(tier, direction)]
+    if stage is Stage.FORWARD and not tiers:
+        return Outcome.ALLOW
+    decided = _through_tiers(contents, tiers, direction, packet)
+    if decided is not None:
+        return decided
+    if stage is not Stage.NORMAL:
+        return Outcome.UNDECIDED
     return _through_profiles(contents, found.profiles, direction, packet)
 
 
-def _tiers(endpoint: object, stage: Stage) -> tuple[TierPolicies, ...]:
+def _tiers(
+    endpoint: WorkloadEndpointUpdate | HostEndpointUpdate, stage: Stage
+) -> tuple[TierPolicies, ...]:
     if not isinstance(endpoint, HostEndpointUpdate):
-        return getattr(endpoint, "tiers", ()) if stage is Stage.NORMAL else ()
+        return endpoint.tiers if stage is Stage.NORMAL else ()
     return {
         Stage.NORMAL: endpoint.tiers,
         Stage.UNTRACKED: endpoint.untracked_tiers,
@@ -109,36 +74,38 @@ def _policies(tier: TierPolicies, direction: Direction) -> tuple[ResourceKey, ..
 
 
 def _through_tiers(
-    contents: Contents,
-    tiers: Iterable[TierPolicies],
-    direction: Direction,
-    packet: Packet,
-) -> Verdict | None:
-    """The deciding tier's verdict; None when all were passed."""
+    contents: Contents, tiers: Iterable[TierPolicies], direction: Direction, packet: Packet
+) -> Outcome | None:
+    """The deciding tier's outcome; None when all were passed."""
     for tier in tiers:
-        keys = _policies(tier, direction)
-        if not keys:
-            continue
-        rules = [rule for key in keys for rule in getattr(contents.policies[key], direction.value)]
+        rules = [
+            rule
+            for key in _policies(tier, direction)
+            for rule in _rules(contents.policies[key], direction)
+        ]
         action = _first_action(contents, rules, packet)
         if action is Action.ALLOW:
-            return Verdict.ALLOW
+            return Outcome.ALLOW
         if action is Action.DENY or (action is None and tier.default_deny):
-            return Verdict.DENY
+            return Outcome.DENY
     return None
 
 
 def _through_profiles(
     contents: Contents, names: Iterable[str], direction: Direction, packet: Packet
-) -> Verdict:
+) -> Outcome:
     for name in names:
-        rules = getattr(contents.profiles[name], direction.value)
+        rules = _rules(contents.profiles[name], direction)
         action = _first_action(contents, rules, packet)
         if action is Action.ALLOW:
-            return Verdict.ALLOW
+            return Outcome.ALLOW
         if action is Action.DENY:
-            return Verdict.DENY
-    return Verdict.DENY
+            return Outcome.DENY
+    return Outcome.DENY
+
+
+def _rules(owner: PolicyUpdate | ProfileUpdate, direction: Direction) -> tuple[CompiledRule, ...]:
+    return owner.ingress if direction is Direction.INGRESS else owner.egress
 
 
 def _first_action(
@@ -168,7 +135,7 @@ def matches(contents: Contents, rule: CompiledRule, packet: Packet) -> bool:
 
 
 def _icmp_matches(match: IcmpMatch, packet: Packet) -> bool:
-    if packet.protocol not in _ICMP_PROTOCOLS or packet.icmp_type != match.type:
+    if packet.protocol not in (ICMP, ICMPV6) or packet.icmp_type != match.type:
         return False
     return match.code is None or packet.icmp_code == match.code
 
@@ -177,7 +144,7 @@ def _side_matches(
     contents: Contents,
     side: EntityMatch,
     packet: Packet,
-    end: tuple[IPv4Address | IPv6Address, int],
+    end: tuple[net.Address, int | None],
 ) -> bool:
     address, port = end
     if side.nets and not _in_nets(address, side.nets):
@@ -201,9 +168,9 @@ def _side_matches(
     return not (_in_ranges(port, side.not_ports) or in_any(side.not_named_port_sets))
 
 
-def _in_nets(address: IPv4Address | IPv6Address, nets: Iterable[str]) -> bool:
+def _in_nets(address: net.Address, nets: Iterable[str]) -> bool:
     return any(address in ip_network(text) for text in nets)
 
 
-def _in_ranges(port: int, ranges: Iterable[PortRange]) -> bool:
-    return any(item.first <= port <= item.last for item in ranges)
+def _in_ranges(port: int | None, ranges: Iterable[PortRange]) -> bool:
+    return port is not None and any(item.first <= port <= item.last for item in ranges)

@@ -155,7 +155,10 @@ def test_only_the_oldest_selected_object_counts_and_a_tie_goes_to_the_smaller_na
     same_age = config("c", created="2026-01-01T00:00:00Z", node_selector="all()", vxlan_vni=8)
     other_rack = config("0", created="2025-01-01T00:00:00Z", node_selector="has(x)", vxlan_vni=9)
     no_selector = config("1", created="2024-01-01T00:00:00Z", vxlan_vni=10)
-    found = settings(young, same_age, old, other_rack, no_selector, node())
+    other_node = config(
+        "node.x", created="2024-01-01T00:00:00Z", node_selector="all()", vxlan_vni=1
+    )
+    found = settings(young, same_age, old, other_rack, no_selector, other_node, node())
     assert layer_values(found)[Source.DATASTORE_SELECTOR] == {"VXLANVNI": "7"}
 
 

@@ -50,17 +50,25 @@ def test_set_members_are_unique_and_hold_no_catch_all():
 
 def test_labels_of_a_workload_are_kept_as_they_are_when_nothing_has_to_change():
     _, endpoint = wep("a", "10.0.0.1", labels={"app": "x"})
-    item = endpoints.of_workload(endpoint)
+    item = endpoints.of_workload("prod", endpoint)
     assert item is not None
     assert item.labels is endpoint.metadata.labels
 
 
 def test_the_service_account_comes_from_the_spec():
     _, endpoint = wep("a", "10.0.0.1", service_account_name="builder")
-    item = endpoints.of_workload(endpoint)
+    item = endpoints.of_workload("prod", endpoint)
     assert item is not None
     assert item.labels["projectcalico.org/serviceaccount"] == "builder"
     assert "projectcalico.org/serviceaccount" not in endpoint.metadata.labels
+
+
+def test_the_namespace_label_is_filled_in_where_a_foreign_writer_left_it_out():
+    _, endpoint = wep("a", "10.0.0.1")
+    endpoint.metadata.labels.clear()
+    item = endpoints.of_workload("prod", endpoint)
+    assert item is not None
+    assert item.labels == {"projectcalico.org/namespace": "prod"}
 
 
 def test_a_network_set_is_of_its_namespace():

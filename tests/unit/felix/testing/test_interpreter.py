@@ -18,12 +18,14 @@ from felix.intent import (
     WorkloadEndpointUpdate,
 )
 from felix.testing.dataplane import Contents
-from felix.testing.interpreter import Direction, Stage, Verdict, matches, packet, verdict
+from felix.testing.interpreter import matches, outcome
 from libcalico.model.keys import ResourceKey
+from libcalico.policy.evaluate import Outcome, Stage
+from libcalico.policy.packet import Direction, Packet
 
 W, H = ResourceKey("WorkloadEndpoint", "w", "prod"), ResourceKey("HostEndpoint", "h")
-TCP = packet("10.0.0.1", "10.0.0.2", 6, source_port=4000, destination_port=80)
-PING = packet("fd00::1", "fd00::2", 58, icmp_type=128, icmp_code=0)
+TCP = Packet.tcp("10.0.0.1", "10.0.0.2", 80, source_port=4000)
+PING = Packet.icmp("fd00::1", "fd00::2", 128)
 
 SETS = {
     "a": (SetKind.NET, frozenset({"10.0.0.0/31"})),
@@ -118,10 +120,10 @@ PROFILES = {
 }
 
 
-def decide(tiers, profiles=(), *, direction=Direction.INGRESS) -> Verdict | None:
+def decide(tiers, profiles=(), *, direction=Direction.INGRESS) -> Outcome:
     endpoint = WorkloadEndpointUpdate(W, "c", "", ("10.0.0.2/32",), profiles, tiers)
     contents = Contents(policies=CONTENTS_POLICIES, profiles=PROFILES, endpoints={W: endpoint})
-    return verdict(contents, W, direction, TCP)
+    return outcome(contents, W, direction, TCP)
 
 
 @pytest.mark.parametrize(
@@ -143,12 +145,12 @@ def decide(tiers, profiles=(), *, direction=Direction.INGRESS) -> Verdict | None
     ],
 )
 def test_tiers_and_profiles(tiers, profiles, allowed):
-    assert decide(tiers, profiles) is (Verdict.ALLOW if allowed else Verdict.DENY)
+    assert decide(tiers, profiles) is (Outcome.ALLOW if allowed else Outcome.DENY)
 
 
 def test_a_tier_that_does_not_govern_the_direction_takes_no_part():
     """The profiles here have no egress rules."""
-    assert decide((tier("allow"),), ("yes",), direction=Direction.EGRESS) is Verdict.DENY
+    assert decide((tier("allow"),), ("yes",), direction=Direction.EGRESS) is Outcome.DENY
 
 
 def host(**stages) -> Contents:
@@ -156,17 +158,18 @@ def host(**stages) -> Contents:
     return Contents(policies=CONTENTS_POLICIES, profiles=PROFILES, endpoints={H: endpoint})
 
 
-def at(stage: Stage, **stages) -> Verdict | None:
-    return verdict(host(**stages), H, Direction.INGRESS, TCP, stage=stage)
+def at(stage: Stage, **stages) -> Outcome:
+    return outcome(host(**stages), H, Direction.INGRESS, TCP, stage=stage)
 
 
 def test_the_stages_of_a_host_endpoint():
     """5.4."""
-    assert at(Stage.UNTRACKED) is None
-    assert at(Stage.UNTRACKED, untracked_tiers=(tier("silent", deny=False),)) is None
-    assert at(Stage.UNTRACKED, untracked_tiers=(tier("deny", deny=False),)) is Verdict.DENY
-    assert at(Stage.PRE_DNAT, pre_dnat_tiers=(tier("allow", deny=False),)) is Verdict.ALLOW
-    assert at(Stage.FORWARD) is Verdict.ALLOW
-    assert at(Stage.FORWARD, forward_tiers=(tier("silent"),)) is Verdict.DENY
-    assert at(Stage.NORMAL) is Verdict.ALLOW
-    assert at(Stage.NORMAL, tiers=(tier("deny"),)) is Verdict.DENY
+    assert at(Stage.UNTRACKED) is Outcome.UNDECIDED
+    assert at(Stage.UNTRACKED, untracked_tiers=(tier("silent", deny=False),)) is Outcome.UNDECIDED
+    assert at(Stage.UNTRACKED, untracked_tiers=(tier("deny", deny=False),)) is Outcome.DENY
+    assert at(Stage.PRE_DNAT, pre_dnat_tiers=(tier("allow", deny=False),)) is Outcome.ALLOW
+    assert at(Stage.FORWARD) is Outcome.ALLOW
+    assert at(Stage.FORWARD, forward_tiers=(tier("silent"),)) is Outcome.DENY
+    assert at(Stage.FORWARD, forward_tiers=(tier("passes"),)) is Outcome.UNDECIDED
+    assert at(Stage.NORMAL) is Outcome.ALLOW
+    assert at(Stage.NORMAL, tiers=(tier("deny"),)) is Outcome.DENY
