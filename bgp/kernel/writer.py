@@ -9,8 +9,8 @@ Invariants (check()):
       ours is replaced. A destination and metric taken by another stays dirty (a conflict) and is
       tried again when that route goes, or after RETRY_S;
   I3  a route that is right is not written;
-  I4  additions and changes go before deletions; while `hold_deletes` is set, none is deleted except
-      what `always_delete` names (own blackholes: their truth is our configuration, not a peer).
+  I4  additions and changes go before deletions; while `hold_deletes` is set, what a former process
+      left and nobody has asked for since is not deleted (but blackholes are: what we own is known).
 
 A refused write stays dirty and the others go on.
 Source: linux/rtnetlink.h, net/ipv4/fib_trie.c; bgp reference 5 (templates, batches).
@@ -84,6 +84,7 @@ class RouteWriter:
         self.dirty: dict[Key, None] = {}
         self.conflicts: set[Key] = set()
         self.hold_deletes = True
+        self._unconfirmed: set[Key] | None = None  # of a former process; None before any listing
         self._retry: dict[Key, float] = {}
         self._templates: dict[tuple[Build, Family, Spec, int], RouteTemplate] = {}
 
@@ -95,6 +96,8 @@ class RouteWriter:
             self.wanted.pop(key, None)
         else:
             self.wanted[key] = spec
+            if self._unconfirmed:
+                self._unconfirmed.discard(key)
         self._note(key)
 
     # -- observations
@@ -106,6 +109,8 @@ class RouteWriter:
         for route in routes:
             if self.is_ours(route):
                 self._see(route)
+        if self._unconfirmed is None:
+            self._unconfirmed = self.installed.keys() - self.wanted.keys()
         for key in {**self.wanted, **self.installed, **self.strays, **self.dirty}:
             self._note(key)
 
@@ -190,7 +195,7 @@ class RouteWriter:
             if wanted is not None and wanted != installed:
                 is_change = installed is not None and installed.metric == wanted.metric
                 writes.append(_Write(key, replace_route if is_change else add_route, wanted))
-            elif wanted is not None or self._may_delete(installed):
+            elif wanted is not None or self._may_delete(key, installed):
                 deletions += [
                     _Write(key, delete_route, stray) for stray in self.strays.get(key, ())
                 ]
@@ -198,8 +203,8 @@ class RouteWriter:
                     deletions.append(_Write(key, delete_route, installed))
         return writes, deletions, False
 
-    def _may_delete(self, installed: Spec | None) -> bool:
-        if not self.hold_deletes:
+    def _may_delete(self, key: Key, installed: Spec | None) -> bool:
+        if not self.hold_deletes or not self._unconfirmed or key not in self._unconfirmed:
             return True
         return installed is not None and installed.type == RouteType.BLACKHOLE
 

@@ -26,9 +26,13 @@ STALE_AFTER_RECONNECT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class GracefulRestart:
-    """What a peer's OPEN said (RFC 4724 3): for which families it keeps forwarding."""
+    """What a peer's OPEN said (RFC 4724 3).
+
+    `families`: their routes are kept when it goes away. `forwarding`: it has kept forwarding for
+    them through the restart it comes from, so what was kept is still good."""
 
     restart_time_s: int
+    families: frozenset[Family] = frozenset()
     forwarding: frozenset[Family] = frozenset()
     is_restarting: bool = False
 

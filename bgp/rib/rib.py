@@ -198,7 +198,7 @@ class Rib:
         for family in FAMILIES:
             self._sweep(peer, family)
             routes = list(peer.adj_in[family])
-            if restart is not None and family in restart.forwarding:
+            if restart is not None and family in restart.families:
                 peer.stale[family] = set(routes)
             else:
                 self._drop_routes(peer, family, routes)

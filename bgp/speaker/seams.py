@@ -12,7 +12,7 @@ the configuration language, the reactor loop. Ours are three seams:
                  and come from its logs; everything else is left to the stock code;
   adj-rib-out    `neighbor.rib` -> NeighborRib: tells Peer whether there is output.
 Smaller ones: `exabgp.reactor.loop.Peer` -> RestartingPeer (RFC 4724 4.2: a new connection replaces
-the established session of a peer that restarts); `reactor.signal` -> NoSignals (signals are the
+the established session of a peer that restarts); `.loop.Signal` -> NoSignals (signals are the
 daemon's); `reactor.configuration` -> Neighbors (parsed apart, so that a broken file cannot poison
 the next reload); the `log` methods (exabgp_log).
 
@@ -102,18 +102,13 @@ class Driver(Protocol):
     def closed(self, link: SessionProtocol, reason: str, *, silent: bool) -> None: ...
 
 
-class NoSignals:
-    """Stands in for exabgp's Signal: nobody but the daemon handles signals."""
-
-    def __init__(self) -> None:
-        self.received = Signal.NONE
-        self.number = 0
-
-    def mark_ready(self) -> None:
-        """Nothing was deferred."""
+class NoSignals(Signal):  # type: ignore[misc]
+    """Stands in for exabgp's Signal, which would install handlers of its own: signals are the
+    daemon's. What we set in `received` is all there is."""
 
     def rearm(self) -> None:
-        self.received = Signal.NONE
+        self.received = self.NONE
+        self.number = 0
 
 
 class Hooks(Processes):  # type: ignore[misc]  # exabgp is untyped
@@ -472,12 +467,11 @@ def make_reactor(driver: Driver, neighbors: Neighbors, *, listen: Sequence[str],
     _set_environment(listen, port)
     for part in (Hooks, SessionProtocol, NeighborRib):
         part.driver = driver
+    reactor_loop.Signal = NoSignals
     reactor_loop.Processes = Hooks
     reactor_loop.Peer = RestartingPeer
     reactor_peer.Protocol = SessionProtocol
-    reactor = Reactor(neighbors)
-    reactor.signal = NoSignals()
-    return reactor
+    return Reactor(neighbors)
 
 
 def run_reactor(reactor: Any) -> int:
@@ -557,14 +551,15 @@ def _graceful_restart(negotiated: Any) -> GracefulRestart | None:
     theirs = negotiated.received_open.capabilities.get(code)
     if theirs is None or not negotiated.sent_open.capabilities.announced(code):
         return None
-    forwarding = set()
-    for (afi, safi), flags in theirs.items():
-        family = family_of(int(afi), int(safi))
-        if family is not None and flags & theirs.FORWARDING_STATE:
-            forwarding.add(family)
+    families = {
+        family: bool(flags & theirs.FORWARDING_STATE)
+        for (afi, safi), flags in theirs.items()
+        if (family := family_of(int(afi), int(safi))) is not None
+    }
     return GracefulRestart(
         restart_time_s=int(theirs.restart_time),
-        forwarding=frozenset(forwarding),
+        families=frozenset(families),
+        forwarding=frozenset(family for family, kept in families.items() if kept),
         is_restarting=bool(theirs.restart_flag & theirs.RESTART_STATE),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 
 from tests.peers.base import BgpNode, Fabric, Neighbour
 
@@ -86,13 +87,16 @@ class Bird(BgpNode):
 
     def command(self) -> list[str]:
         conf, sock = self.directory / "bird.conf", self.directory / "bird.ctl"
-        return ["bird", "-f", "-c", str(conf), "-s", str(sock)]
+        # -R as Calico starts it: after a restart it says that it kept forwarding.
+        return ["bird", "-f", "-R", "-c", str(conf), "-s", str(sock)]
 
     def birdc(self, *words: str) -> str:
+        """Its answer; nothing while it is not there (yet)."""
         sock = self.directory / "bird.ctl"
-        if not sock.exists():
+        try:
+            return self.netns.run("birdc", "-s", str(sock), *words)
+        except subprocess.CalledProcessError:
             return ""
-        return self.netns.run("birdc", "-s", str(sock), *words)
 
     def established(self, address: str) -> bool:
         return "Established" in self._protocol(address)
@@ -102,10 +106,7 @@ class Bird(BgpNode):
         return self._protocol(address)
 
     def _protocol(self, address: str) -> str:
-        try:
-            shown = self.birdc("show", "protocols", protocol_name(address))
-        except OSError:
-            return ""
+        shown = self.birdc("show", "protocols", protocol_name(address))
         return next((line for line in shown.splitlines() if " BGP " in line), "")
 
     def learned(self) -> set[str]:

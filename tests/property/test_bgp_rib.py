@@ -271,7 +271,8 @@ class World:
         if peer is None or peer.session is not None:
             return
         both = self.rng.random() < 0.8
-        kept = self.rng.choice([None, (), (IPV4,), FAMILIES, FAMILIES])
+        listed = self.rng.choice([None, (), (IPV4,), FAMILIES, FAMILIES])
+        kept = [family for family in listed or () if self.rng.random() < 0.7]
         local = ip_address(V6 if ":" in address else V4).packed
         asn4 = self.rng.random() < 0.8
         session = Session(
@@ -280,10 +281,12 @@ class World:
             local_address=local,
             decode=decoder(asn4=asn4),
             asn4=asn4,
-            restart=None if kept is None else GracefulRestart(30, frozenset(kept)),
+            restart=None
+            if listed is None
+            else GracefulRestart(30, frozenset(listed), frozenset(kept)),
         )
         self.rib.session_up(peer, session, now=self.now)
-        confirmed = set(kept or ()) & set(session.families)
+        confirmed = set(kept) & set(session.families)
         for network in list(self.stale.setdefault(address, set())):
             if family_of(network) not in confirmed:
                 self._forget(address, network)
@@ -305,7 +308,7 @@ class World:
             self._forget(address, network)
         restart = receiver.session.restart
         for network in [n for a, n in self.oracle.heard if a == address]:
-            if silent and restart and family_of(network) in restart.forwarding:
+            if silent and restart and family_of(network) in restart.families:
                 self.stale[address].add(network)
             else:
                 self._forget(address, network)

@@ -18,7 +18,7 @@ from tests.unit.bgp.builders import Wire, bodies, config, options, packed, route
 
 CLIENT = {"rr_client": True, "cluster_id": "9.9.9.9"}
 REJECT_ALL = Filter(name="none", import_v4=(BGPFilterRuleV4(action="Reject"),))
-RESTART = GracefulRestart(60, frozenset(FAMILIES))
+RESTART = GracefulRestart(60, frozenset(FAMILIES), frozenset(FAMILIES))
 V4, V6 = "10.65.1.0/26", "fd65::100/122"
 
 
@@ -309,6 +309,18 @@ def test_a_peer_that_restarts_keeps_its_routes_until_it_has_spoken():
     assert len(two.messages) == before + 1  # the withdrawal; the route itself never moved
 
 
+def test_routes_are_kept_for_the_families_of_the_first_open_whatever_its_flags():
+    """A speaker that has not restarted yet announces no preserved forwarding state (BIRD)."""
+    rib, one, two = restarting()
+    rib.session_down(one.peer, may_restart=False, now=1)
+    one.up(restart=GracefulRestart(60, frozenset({IPV4})), now=2)
+    one.announce(V4)
+    one.announce(V6, next_hop="fd00::2")
+    rib.session_down(one.peer, may_restart=True, now=3)
+    settle(rib, two)
+    assert set(two.holds) == {V4}
+
+
 def test_the_restart_time_ends_the_wait():
     rib, one, two = restarting()
     rib.session_down(one.peer, may_restart=True, now=10)
@@ -335,7 +347,11 @@ def test_a_peer_that_never_says_end_of_rib_is_swept_in_the_end():
 
 @pytest.mark.parametrize(
     "back",
-    [None, GracefulRestart(60, frozenset()), GracefulRestart(60, frozenset({IPV6}))],
+    [
+        None,
+        GracefulRestart(60, frozenset(FAMILIES)),
+        GracefulRestart(60, frozenset(FAMILIES), frozenset({IPV6})),
+    ],
     ids=["without", "forwarding lost", "other family"],
 )
 def test_a_peer_that_comes_back_without_its_forwarding_state(back):
