@@ -107,19 +107,22 @@ async def run(environ: Mapping[str, str]) -> int:
     """Start up, supervise until SIGTERM or SIGINT. Errors: SuiteError."""
     settings = load(environ, resolve_node_name(environ))
     supervisor = Supervisor(daemons(settings, environ))
-    loop = asyncio.get_running_loop()
     starting = asyncio.ensure_future(start_up(settings, environ))
+
+    def stop() -> None:
+        starting.cancel()
+        supervisor.stop()
+
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, starting.cancel)
+        loop.add_signal_handler(number, stop)
+    for number in (signal.SIGHUP, signal.SIGUSR1):
+        loop.add_signal_handler(number, supervisor.send_signal, number)
     try:
         await starting
     except asyncio.CancelledError:
         LOG.info("stopped while starting", node=settings.node_name)
         return 0
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, supervisor.stop)
-    for number in (signal.SIGHUP, signal.SIGUSR1):
-        loop.add_signal_handler(number, supervisor.send_signal, number)
     LOG.info("Calico node started successfully", node=settings.node_name)
     notifier = Notifier(environ)
     notifier.ready(f"node {settings.node_name}")

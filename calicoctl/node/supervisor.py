@@ -3,7 +3,8 @@
 Layer: edge (processes). Used by calicoctl.node.main.
 
   P1  a daemon that ends is started again: at once after exit 129 ("my configuration changed"), else
-      after a wait that grows to 30 s and is reset once it has run for a minute;
+      after a wait that grows to 30 s and is reset once it has run for a minute. One that says 129
+      again and again within a moment waits like the others: it would take the machine with it;
   P2  a child never outlives us, however we end: the kernel signals it (PR_SET_PDEATHSIG);
   P3  stop is SIGTERM to all at once, SIGKILL to what is left after the grace time; every child is
       reaped;
@@ -15,8 +16,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from libcalico.errors import RestartRequired
@@ -25,6 +27,8 @@ from libcalico.runtime.backoff import Backoff
 
 LOG = log.get(__name__)
 FIRST_WAIT_S, LONGEST_WAIT_S, STABLE_AFTER_S = 0.5, 30.0, 60.0
+# A restart at the daemon's own wish is immediate when it has run at least this long.
+MOMENT_S = 2.0
 GRACE_S = 10.0
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -50,15 +54,24 @@ class _Child:
 class Supervisor:
     """`run()` until `stop()`; one task per daemon inside one TaskGroup."""
 
-    def __init__(self, daemons: Sequence[Daemon]) -> None:
+    def __init__(self, daemons: Sequence[Daemon], *, grace_s: float = GRACE_S) -> None:
         self._children = [_Child(daemon) for daemon in daemons]
         self._stopping = asyncio.Event()
+        self._grace_s = grace_s
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for child in self._children:
+            keepers = [
                 group.create_task(self._keep_running(child), name=child.daemon.name)
-            group.create_task(self._end_all(), name="stop")
+                for child in self._children
+            ]
+            await self._stopping.wait()
+            self.send_signal(signal.SIGTERM)
+            _, late = await asyncio.wait(keepers, timeout=self._grace_s)
+            if late:
+                names = ", ".join(sorted(task.get_name() for task in late))
+                LOG.warning("killing what did not end in time", name=names)
+                self.send_signal(signal.SIGKILL)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -87,7 +100,9 @@ class Supervisor:
                 return
             if loop.time() - began >= STABLE_AFTER_S:
                 child.backoff.reset()
-            wait_s = 0.0 if code == RestartRequired.exit_code else child.backoff.next_s()
+            ran_s = loop.time() - began
+            at_once = code == RestartRequired.exit_code and (child.starts == 1 or ran_s > MOMENT_S)
+            wait_s = 0.0 if at_once else child.backoff.next_s()
             LOG.warning("daemon ended", name=child.daemon.name, reason=_why(code), wait_s=wait_s)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
@@ -100,31 +115,27 @@ class Supervisor:
                 *daemon.command,
                 env=dict(daemon.environ),
                 stdin=asyncio.subprocess.DEVNULL,
-                preexec_fn=_die_with_parent,
+                preexec_fn=_die_with(os.getpid()),
             )
         except OSError as err:
             LOG.error("daemon does not start", name=daemon.name, error=err)
             return None
         child.starts += 1
         LOG.info("daemon started", name=daemon.name, pid=child.process.pid)
+        if self._stopping.is_set():
+            child.process.terminate()  # it was being started while the others were told to stop
         return await child.process.wait()
 
-    async def _end_all(self) -> None:
-        await self._stopping.wait()
-        self.send_signal(signal.SIGTERM)
-        running = [c.process for c in self._children if c.process is not None]
-        try:
-            async with asyncio.timeout(GRACE_S):
-                await asyncio.gather(*(process.wait() for process in running))
-        except TimeoutError:
-            LOG.warning("killing what did not end in time", grace_s=GRACE_S)
-            self.send_signal(signal.SIGKILL)
-            await asyncio.gather(*(process.wait() for process in running))
 
+def _die_with(parent: int) -> Callable[[], None]:
+    """What runs in the child between fork and exec (P2)."""
 
-def _die_with_parent() -> None:
-    """Runs in the child between fork and exec."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    def prepare() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:  # it died before we asked to be told
+            os._exit(1)
+
+    return prepare
 
 
 def _why(code: int | None) -> str:

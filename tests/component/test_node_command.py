@@ -1,0 +1,199 @@
+"""`calico-node` as a process, with a real etcd and stand-ins for the daemons it supervises."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from libcalico.testing.etcd import EtcdCluster
+from tests.support.etcd import ClusterFactory
+
+ROOT = Path(__file__).parents[2]
+PREFIX = "/calico/resources/v3/projectcalico.org/"
+WAIT_S = 30.0
+
+pytestmark = pytest.mark.etcd
+
+STAND_IN = """#!{python}
+import os, signal, sys, time
+name = os.path.basename(sys.argv[0])
+def note(text):
+    with open({journal!r}, "a") as out:
+        out.write(name + " " + text + "\\n")
+signal.signal(signal.SIGHUP, lambda number, frame: note("SIGHUP"))
+note("start " + os.environ["NODENAME"])
+while True:
+    time.sleep(60)
+"""
+# A tree of its own beside the interpreter, as a virtual environment has it.
+LAUNCH = "import sys; sys.executable = {executable!r}; from calicoctl.node.main import main; {call}"
+
+
+class Node:
+    """One calico-node; `journal` is written by the stand-ins."""
+
+    def __init__(self, directory: Path, endpoint: str, **environ: str) -> None:
+        self.directory = directory
+        self.journal = directory / "journal"
+        bin_dir = directory / "bin"
+        bin_dir.mkdir(parents=True)
+        for name in ("calico-felix", "calico-confd", "calico-bgp"):
+            script = bin_dir / name
+            script.write_text(STAND_IN.format(python=sys.executable, journal=str(self.journal)))
+            script.chmod(0o755)
+        self.environ = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            "ETCD_ENDPOINTS": endpoint,
+            "NODENAME": "n1",
+            "IP": "192.0.2.11/24",
+            "CALICO_IPV4POOL_CIDR": "10.65.0.0/16",
+            "CALICO_LIB_DIR": str(directory / "lib"),
+            "CALICO_RUN_DIR": str(directory / "run"),
+            **environ,
+        }
+        code = LAUNCH.format(executable=str(bin_dir / "python"), call="sys.exit(main([]))")
+        self.log = (directory / "log").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code], env=self.environ, stdout=self.log, stderr=self.log
+        )
+
+    def lines(self) -> list[str]:
+        return self.journal.read_text().splitlines() if self.journal.exists() else []
+
+    def logged(self) -> str:
+        return (self.directory / "log").read_text()
+
+    def until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < deadline, self.logged()
+            time.sleep(0.02)
+
+    def wait_started(self) -> None:
+        self.until(lambda: "Calico node started successfully" in self.logged())
+
+    def end(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout=WAIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+        finally:
+            self.log.close()
+
+
+NodeMaker = Callable[..., Node]
+
+
+@pytest.fixture
+def make_node(tmp_path: Path) -> Iterator[NodeMaker]:
+    made: list[Node] = []
+
+    def make(endpoint: str, **environ: str) -> Node:
+        made.append(Node(tmp_path / f"node{len(made)}", endpoint, **environ))
+        return made[-1]
+
+    yield make
+    for node in made:
+        if not node.log.closed:
+            node.end()
+
+
+def stored(cluster: EtcdCluster, path: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads(
+        cluster.ctl("get", "--print-value-only", PREFIX + path) or "{}"
+    )
+    return found
+
+
+def test_a_node_registers_and_runs_its_daemons_until_it_is_stopped(
+    etcd: EtcdCluster, make_node: NodeMaker
+):
+    node = make_node(etcd.endpoints[0])
+    node.wait_started()
+    node.until(lambda: len(node.lines()) == 3)
+    assert sorted(node.lines()) == [
+        "calico-bgp start n1",
+        "calico-confd start n1",
+        "calico-felix start n1",
+    ]
+    spec = stored(etcd, "nodes/n1")["spec"]
+    assert spec["bgp"] == {"ipv4Address": "192.0.2.11/24"}  # type: ignore[index]
+    assert stored(etcd, "ippools/default-ipv4-ippool")["spec"]["cidr"] == "10.65.0.0/16"  # type: ignore[index]
+    assert stored(etcd, "tiers/default")["kind"] == "Tier"
+    assert stored(etcd, "felixconfigurations/default")["kind"] == "FelixConfiguration"
+    assert (node.directory / "lib" / "nodename").read_text() == "n1\n"
+    node.process.send_signal(signal.SIGHUP)
+    node.until(lambda: sum(line.endswith("SIGHUP") for line in node.lines()) == 3)
+    assert node.end() == 0
+
+
+@pytest.mark.parametrize("backend", ["none", "vxlan"])
+def test_without_bgp_only_felix_runs(etcd: EtcdCluster, make_node: NodeMaker, backend: str):
+    node = make_node(etcd.endpoints[0], CALICO_NETWORKING_BACKEND=backend)
+    node.wait_started()
+    node.until(lambda: node.lines())
+    assert node.end() == 0
+    assert node.lines() == ["calico-felix start n1"]
+
+
+def test_a_duplicate_address_ends_with_one_line_naming_the_other_node(
+    etcd: EtcdCluster, make_node: NodeMaker
+):
+    first = make_node(etcd.endpoints[0])
+    first.wait_started()
+    second = make_node(etcd.endpoints[0], NODENAME="n2")
+    assert second.process.wait(timeout=WAIT_S) == 1
+    last = second.logged().splitlines()[-1]
+    assert last.startswith(
+        "calico-node: Calico node 'n1' is already using the IPv4 address 192.0.2.11"
+    )
+    assert stored(etcd, "nodes/n2") == {}
+    assert second.lines() == []
+
+
+def test_a_node_started_before_etcd_waits_with_one_line_and_goes_on(
+    etcd_cluster_factory: ClusterFactory, make_node: NodeMaker
+):
+    cluster = etcd_cluster_factory()
+    (member,) = cluster.members
+    member.kill()
+    node = make_node(cluster.endpoints[0])
+    node.until(lambda: "waiting for the datastore" in node.logged())
+    node.process.send_signal(signal.SIGHUP)  # nobody to pass it on to yet, and no reason to die
+    time.sleep(1.5)  # several attempts, still one line
+    assert node.logged().count("waiting for the datastore") == 1
+    assert node.process.poll() is None
+    member.start()
+    member.wait_ready()
+    node.wait_started()
+    assert node.end() == 0
+
+
+def test_a_node_that_waits_for_etcd_can_be_stopped(make_node: NodeMaker):
+    node = make_node("http://127.0.0.1:1")
+    node.until(lambda: "waiting for the datastore" in node.logged())
+    assert node.end() == 0
+    assert node.lines() == []
+
+
+def test_a_refused_login_ends_with_one_line(
+    etcd_cluster_factory: ClusterFactory, make_node: NodeMaker
+):
+    cluster = etcd_cluster_factory()
+    cluster.enable_auth("secret")
+    node = make_node(cluster.endpoints[0], ETCD_USERNAME="root", ETCD_PASSWORD="wrong")
+    assert node.process.wait(timeout=WAIT_S) == 1
+    assert "connection is unauthorized" in node.logged().splitlines()[-1]
