@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -51,12 +52,15 @@ class Flow:
     """Pings every 10 ms between two pods; `lost()` ends it and counts what did not come back."""
 
     def __init__(self, lab: Cluster, source: str, address: str) -> None:
+        self._began = time.monotonic()
         command = lab.in_pod(source, ["ping", "-n", "-i", "0.01", "-W", "2", address])
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )
 
     def lost(self) -> int:
+        # Long enough that a gap would show: a hundred packets and more.
+        assert eventually(lambda: time.monotonic() - self._began > 1.5)
         self._process.send_signal(signal.SIGINT)
         stdout, _ = self._process.communicate(timeout=20)
         match = re.search(rb"(\d+) packets transmitted, (\d+) received", stdout)
@@ -119,9 +123,14 @@ def test_killing_daemons_loses_no_packet_of_an_existing_flow(lab, web, role):
         victims = [pid for pid in lab.daemon_pids("node1") if role in command_of(pid)]
         assert len(victims) == 1, victims
         os.kill(victims[0], signal.SIGKILL)
+
+        def is_back() -> bool:
+            pids = set(lab.daemon_pids("node1")) - set(victims)
+            return any(role in command_of(pid) for pid in pids)
+
+        assert eventually(is_back)
         lab.wait_ready("node1")
         lab.wait_sessions()
-        assert eventually(lambda: any(role in command_of(pid) for pid in lab.daemon_pids("node1")))
     assert flow.lost() == 0
 
 

@@ -45,8 +45,8 @@ def test_workers_peer_only_with_the_reflectors(variant):
 
 
 def test_down_leaves_nothing_behind():
-    options = Options(nodes=1)
-    made = cluster.up("e2ed", options)
+    cluster.destroy("e2ed")
+    made = cluster.up("e2ed", Options(nodes=1))
     pods.add(made, "p", node="node1")
     processes = list(made.state.processes.values())
     daemons = made.daemon_pids("node1")
