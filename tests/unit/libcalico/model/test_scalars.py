@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from libcalico.errors import ValidationError
@@ -107,6 +110,42 @@ def test_dscp_has_numbers_and_class_names() -> None:
             scalars.parse_dscp(bad)
 
 
+def test_dscp_classes_follow_their_formulas() -> None:
+    # RFC 2597: AFxy is 8x + 2y; RFC 2474: CSx is 8x.
+    classes = {f"AF{x}{y}": 8 * x + 2 * y for x in range(1, 5) for y in range(1, 4)}
+    classes |= {f"CS{x}": 8 * x for x in range(8)}
+    assert classes | {"DF": 0, "EF": 46} == scalars.DSCP_BY_NAME
+
+
+def test_the_protocols_that_have_ports() -> None:
+    names = {"TCP", "UDP", "SCTP"}
+    assert {scalars.protocol_number(name) for name in names} == scalars.PROTOCOLS_WITH_PORTS
+
+
+@pytest.mark.parametrize(
+    ("alias", "low", "high"),
+    [
+        (scalars.UInt8, 0, 255),
+        (scalars.UInt16, 0, 65535),
+        (scalars.UInt32, 0, 2**32 - 1),
+        (scalars.Int32, -(2**31), 2**31 - 1),
+        (scalars.ASNumber, 0, 2**32 - 1),
+    ],
+)
+def test_sized_integers_have_gos_bounds(alias: Any, low: int, high: int) -> None:
+    for value in (low, high):
+        assert msgspec.convert(value, alias) == value
+    for value in (low - 1, high + 1):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert(value, alias)
+
+
+def test_the_longest_duration() -> None:
+    assert scalars.parse_duration_ns("9223372036854775807ns") == 2**63 - 1
+    with pytest.raises(ValidationError, match="invalid duration"):
+        scalars.parse_duration_ns("9223372036854775808ns")
+
+
 @pytest.mark.parametrize(
     ("text", "normal"),
     [
@@ -165,6 +204,8 @@ def test_seconds() -> None:
     [
         (1_000_000.0, "1e+06"),
         (1000.0, "1000"),
+        (1_500_000.0, "1.5e+06"),
+        (0.000015, "1.5e-05"),
         (100.5, "100.5"),
         (123456.0, "123456"),
         (1234567.0, "1.234567e+06"),
