@@ -114,6 +114,10 @@ async def test_another_nodes_address_is_refused_and_the_node_named(found):
     with pytest.raises(DuplicateAddress, match="Calico node 'a' is already using"):
         await start(datastore, "b", found)
     assert set(stored(datastore, "Node")) == {"a"}
+    before = datastore.revision
+    with pytest.raises(DuplicateAddress):
+        await Registrar(datastore, settings("b"), version="v1").register(found)
+    assert datastore.revision == before, "refused before anything is written"
     await start(datastore, "b", found, DISABLE_NODE_IP_CHECK="true")
     assert set(stored(datastore, "Node")) == {"a", "b"}
 
