@@ -1,0 +1,308 @@
+"""`calico-felix` as a process on a real kernel and a real etcd, pods wired by hand; judged by
+packets."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from libcalico.model import Rule
+from libcalico.model.codec import encode
+from libcalico.model.keys import path_of
+from libcalico.netlink import (
+    PROTO_KERNEL,
+    EventStream,
+    Group,
+    RouteEvent,
+    delete_route,
+    device_route,
+    replace_route,
+)
+from tests.support import calc
+from tests.support.calc import Object
+from tests.support.felix import NODE, basics, workload
+from tests.support.netns import (
+    NamespaceSet,
+    add_uplink,
+    can_ping,
+    eventually,
+    why_unavailable,
+    wire_workload,
+)
+
+A, B = ("10.65.0.1/32", "fd00:65::1/128"), ("10.65.0.2/32", "fd00:65::2/128")
+ETCD = "http://127.0.0.1:2379"
+ROOT = Path(__file__).parents[2]
+START_S = 30.0  # a busy machine imports Python modules slowly
+DENY = calc.np("no", selector="app == 'b'", ingress=(Rule(action="Deny"),), types=("Ingress",))
+
+
+class Node:
+    """A namespace with an uplink, etcd and felix in it, and two pods."""
+
+    def __init__(self, netns: NamespaceSet, directory: Path) -> None:
+        self.directory = directory
+        self.ns = netns.make("node")
+        self.a, self.b = netns.make("a"), netns.make("b")
+        add_uplink(self.ns)
+        wire_workload(self.ns, self.a, "calia", *A)
+        wire_workload(self.ns, self.b, "calib", *B)
+        self._netns = netns
+        self._felix: subprocess.Popen[bytes] | None = None
+        self._etcd: subprocess.Popen[bytes] | None = None
+        self.start_etcd()
+
+    def start_etcd(self) -> None:
+        peer = "http://127.0.0.1:2380"
+        self._etcd = self.ns.spawn(
+            "etcd",
+            *("--data-dir", str(self.directory / "etcd")),
+            *("--listen-client-urls", ETCD, "--advertise-client-urls", ETCD),
+            *("--listen-peer-urls", peer, "--log-level", "error", "--unsafe-no-fsync"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        assert eventually(lambda: self.ns.succeeds("etcdctl", "endpoint", "health"), timeout_s=20)
+
+    def stop_etcd(self) -> None:
+        assert self._etcd is not None
+        self._etcd.kill()
+        self._etcd.wait()
+
+    def store(self, *objects: Object) -> None:
+        for key, value in objects:
+            self.ns.run("etcdctl", "put", path_of(key), encode(value).decode())
+
+    def erase(self, *objects: Object) -> None:
+        for key, _ in objects:
+            self.ns.run("etcdctl", "del", path_of(key))
+
+    def start(self, **environ: str) -> None:
+        run = self.directory / "run"
+        own = {
+            "NODENAME": NODE,
+            "DATASTORE_TYPE": "etcdv3",
+            "ETCD_ENDPOINTS": ETCD,
+            "CALICO_RUN_DIR": str(run),
+            "CALICO_LIB_DIR": str(self.directory / "lib"),
+            "CALICO_LOG_DIR": str(self.directory / "log"),
+            "PYTHONPATH": str(ROOT),
+            "FELIX_HEALTHENABLED": "true",
+        }
+        with (self.directory / "felix.log").open("ab") as log:
+            self._felix = self.ns.spawn(
+                *(sys.executable, "-m", "felix"),
+                env=os.environ | own | environ,
+                cwd="/",
+                stderr=log,
+            )
+
+    def is_ready(self) -> bool:
+        return self.ns.succeeds("curl", "-sf", "-o", "/dev/null", "http://localhost:9099/readiness")
+
+    def wait_ready(self) -> None:
+        assert eventually(self.is_ready, timeout_s=START_S, interval_s=0.1), self.log()
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        assert self._felix is not None
+        self._felix.send_signal(number)
+        return self._felix.wait(timeout=20)
+
+    def wait_exit(self) -> int:
+        assert self._felix is not None
+        return self._felix.wait(timeout=20)
+
+    def log(self) -> str:
+        return (self.directory / "felix.log").read_text()
+
+    def routes(self) -> set[str]:
+        lines = self.ns.run("ip", "-4", "route").splitlines()
+        lines += self.ns.run("ip", "-6", "route").splitlines()
+        return {line.split()[0] for line in lines if " cali" in line and "fe80" not in line}
+
+    def ruleset(self) -> str:
+        return self.ns.run("nft", "list", "table", "inet", "calico")
+
+    def reach(self) -> tuple[bool, bool]:
+        """Can pod a reach pod b, over IPv4 and IPv6?"""
+        return can_ping(self.a, "10.65.0.2"), can_ping(self.a, "fd00:65::2")
+
+
+@pytest.fixture
+def node(netns: NamespaceSet, tmp_path: Path) -> Node:
+    reason = why_unavailable("nft")
+    if not reason and shutil.which("etcd") is None:
+        reason = "etcd is not installed"
+    if reason:
+        pytest.skip(reason)
+    made = Node(netns, tmp_path)
+    made.store(*basics(), workload("a", *A), workload("b", *B, labels={"app": "b"}))
+    return made
+
+
+BOTH, NEITHER = (True, True), (False, False)
+
+
+def test_pods_reach_each_other_and_a_policy_stops_them(node):
+    assert node.reach() == NEITHER, "nobody routes yet"
+    node.start()
+    node.wait_ready()
+    assert node.reach() == BOTH
+    assert can_ping(node.ns, "10.65.0.1"), "the host reaches its pods"
+    node.store(DENY)
+    assert eventually(lambda: node.reach() == NEITHER)
+    node.erase(DENY)
+    assert eventually(lambda: node.reach() == BOTH)
+    assert node.ns.sysctl("net/ipv4/conf/calia/rp_filter") == "1"
+    assert node.ns.sysctl("net/ipv4/ip_forward") == "1"
+    assert node.ns.sysctl("net/ipv6/conf/all/forwarding") == "1"
+
+
+def test_a_pod_that_pretends_to_be_another_is_not_heard(node):
+    node.start()
+    node.wait_ready()
+    node.a.run("ip", "addr", "add", "10.65.0.77/32", "dev", "eth0")
+    # The answer would go nowhere anyway: look at what arrives, not at what comes back.
+    node.b.run("nft", "add table inet t; add chain inet t c { type filter hook input priority 0; }")
+    node.b.run("nft", "add rule inet t c ip saddr 10.65.0.77 counter comment spoofed")
+    node.b.run("nft", "add rule inet t c ip saddr 10.65.0.1 counter comment honest")
+    assert not node.a.succeeds("ping", "-c1", "-W1", "-I", "10.65.0.77", "10.65.0.2")
+    assert node.a.succeeds("ping", "-c1", "-W1", "-I", "10.65.0.1", "10.65.0.2")
+    seen = node.b.run("nft", "list", "ruleset").splitlines()
+    assert ["packets 0" in line for line in seen if "spoofed" in line] == [True]
+    assert ["packets 0" in line for line in seen if "honest" in line] == [False]
+
+
+def test_a_killed_felix_is_not_missed_and_its_successor_rewrites_nothing(node):
+    node.start()
+    node.wait_ready()
+    before, rules = node.routes(), node.ruleset()
+    flow = node.a.spawn(
+        *("ping", "-n", "-i", "0.01", "-c", "400", "-W", "1", "10.65.0.2"), stdout=subprocess.PIPE
+    )
+    monitor = node.ns.spawn("nft", "monitor", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    stream = EventStream.in_namespace(node.ns.path, Group.IPV4_ROUTE, Group.IPV6_ROUTE)
+    assert node.stop(signal.SIGKILL) != 0
+    node.start()
+    node.wait_ready()
+    events = [event for event in stream.read() if isinstance(event, RouteEvent)]
+    written_routes = [event for event in events if event.route.protocol != PROTO_KERNEL]
+    stream.close()
+    monitor.terminate()
+    written = monitor.communicate(timeout=10)[0]
+    said = flow.communicate(timeout=30)[0].decode()
+    assert " 0% packet loss" in said, said
+    assert written_routes == []
+    assert written == b"", "no transaction at all"
+    assert (node.routes(), node.ruleset()) == (before, rules)
+
+
+def test_orphans_wait_for_the_datastore_and_go_then(node):
+    node.start()
+    node.wait_ready()
+    assert node.stop() == 0
+    assert node.reach() == BOTH, "SIGTERM leaves the network as it is"
+    index = node.ns.link("calia").ifindex
+    orphan = device_route("10.65.0.99/32", index, protocol=3, metric=1024)
+    node.ns.socket.execute(replace_route(orphan))
+    node.erase(workload("b", *B))
+    node.stop_etcd()
+    node.start()
+    assert eventually(lambda: "waiting for the datastore" in node.log(), timeout_s=START_S)
+    assert node.routes() >= {"10.65.0.99", "10.65.0.1", "10.65.0.2"}
+    assert node.reach() == BOTH
+    node.start_etcd()
+    node.wait_ready()
+    assert node.routes() == {"10.65.0.1", "fd00:65::1"}
+
+
+def test_etcd_goes_away_and_the_network_stays_and_heals(node):
+    node.start()
+    node.wait_ready()
+    node.stop_etcd()
+    assert node.reach() == BOTH
+    index = node.ns.link("calib").ifindex
+    node.ns.socket.execute(
+        delete_route(device_route("10.65.0.2/32", index, protocol=3, metric=1024))
+    )
+    assert eventually(lambda: node.reach() == BOTH), "repaired without a datastore"
+    node.start_etcd()
+    node.store(DENY)
+    assert eventually(lambda: node.reach() == NEITHER, timeout_s=20)
+
+
+def test_a_pod_that_goes_leaves_no_route_and_no_connection(node):
+    node.start()
+    node.wait_ready()
+    assert node.reach() == BOTH
+    if not node.ns.succeeds("conntrack", "-L"):
+        pytest.skip("no conntrack tool")
+    assert "10.65.0.2" in node.ns.run("conntrack", "-L")
+    node.erase(workload("b", *B))
+    assert eventually(lambda: node.routes() == {"10.65.0.1", "fd00:65::1"})
+    assert eventually(lambda: "10.65.0.2" not in node.ns.run("conntrack", "-L"))
+    assert node.reach() == NEITHER
+
+
+def test_one_bad_object_is_warned_of_and_the_others_are_enforced(node):
+    node.ns.run("etcdctl", "put", path_of(workload("broken", *A)[0]), "{not json")
+    node.store(calc.np("bad", selector="app ==", types=("Ingress",)), DENY)
+    node.start()
+    node.wait_ready()
+    assert node.reach() == NEITHER
+    assert can_ping(node.b, "10.65.0.1")
+    assert "does not parse" in node.log()
+    assert eventually(lambda: "an invalid object is ignored" in node.log())
+
+
+def test_a_configuration_that_needs_it_ends_felix_with_129_and_nothing_flickers(node):
+    node.start()
+    node.wait_ready()
+    key = "/calico/resources/v3/projectcalico.org/felixconfigurations/default"
+    spec = {"interfacePrefix": "tap"}
+    document = {
+        "kind": "FelixConfiguration",
+        "apiVersion": "projectcalico.org/v3",
+        "metadata": {"name": "default"},
+        "spec": spec,
+    }
+    node.ns.run("etcdctl", "put", key, json.dumps(document))
+    assert node.wait_exit() == 129
+    assert node.reach() == BOTH
+
+
+def test_the_commands_that_only_look(node):
+    environ = os.environ | {"ETCD_ENDPOINTS": ETCD, "NODENAME": NODE, "PYTHONPATH": str(ROOT)}
+
+    def felix(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        command = ["nsenter", f"--net={node.ns.path}", sys.executable, "-m", "felix", *arguments]
+        return subprocess.run(
+            command,
+            env=environ | more,
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    assert felix("check-config").returncode == 0
+    wrong = felix("check-config", FELIX_IPV6SUPPORT="maybe", FELIX_NOSUCHTHING="1")
+    assert wrong.returncode == 1
+    assert "Ipv6Support" in wrong.stderr
+    assert "NOSUCHTHING" in wrong.stderr
+    refused = felix(FELIX_IPV6SUPPORT="maybe")
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1)
+    rendered = felix("render")
+    assert rendered.returncode == 0, rendered.stderr
+    assert "calia" in rendered.stdout
+    script = node.directory / "rules.nft"
+    script.write_text(rendered.stdout)
+    assert node.ns.succeeds("nft", "-c", "-f", str(script))
