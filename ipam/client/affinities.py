@@ -13,7 +13,8 @@ from collections.abc import Iterable
 
 from ipam import pools
 from ipam.affinity import HOST, Owner, owner_of
-from ipam.client.assign import Assigner, Parts
+from ipam.client.assign import Assigner
+from ipam.client.parts import Parts
 from ipam.errors import PoolRefused, RetriesExhausted
 from ipam.requests import AutoAssign, Claimed
 from libcalico.errors import AffinityLost, BlockNotEmpty, NotFound, RevisionConflict, SuiteError

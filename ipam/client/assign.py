@@ -1,103 +1,26 @@
-"""Assigning addresses: from the host's own blocks, from a new one, borrowed from another's.
+"""Assigning addresses, any or a particular one.
 
-Layer: ipam edge. Used by `ipam.client.IpamClient`; decisions are the pure modules'.
+Layer: ipam edge. Used by `ipam.client.IpamClient`. The work of an automatic request is done by
+`ipam.client.family`, once for each family; if the second fails the first is given back.
 
-    own blocks, remembered ─full─► own blocks, read again ─full─► claim one ─none free─► reclaim an
-    empty one ─none─► borrow (unless strict affinity)
-
-  G1  in the common case one transaction: block, handle and the compare of the affinity key;
-  G2  one request of a host looks for a new block at a time; those behind it find the block it got;
-  G3  an automatic request that fails gives back what it got, and says so if it cannot;
-  G4  every loop is bounded by the number of blocks or by MAX_CONFLICTS.
-
-Source: datamodel §2.3-2.5; Calico libcalico-go/lib/ipam/ipam.go.
+Source: datamodel §2.4, §2.5; Calico libcalico-go/lib/ipam/ipam.go.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from ipam import pools
+from ipam.batch import AssignOne, BlockMissing
+from ipam.blocks import Holder
+from ipam.client.family import Family
+from ipam.client.lane import Terms
+from ipam.client.parts import Parts, give_back, owner_for
+from ipam.client.source import Facts
+from ipam.errors import PoolRefused, RetriesExhausted
+from ipam.requests import AssignIP, Assignments, AutoAssign, AutoAssigned
+from libcalico.errors import SuiteError
+from libcalico.net import Interface, Network, parse_interface
 
-from ipam import affinity, blocks, pools
-from ipam.affinity import HOST, VIRTUAL, Owner, Versioned
-from ipam.batch import Assigned, AssignMany, AssignOne, BlockMissing, ReleaseMany
-from ipam.blocks import BlockDraft, Holder
-from ipam.client.claims import Claims
-from ipam.client.fanout import for_each
-from ipam.client.hosts import Hosts
-from ipam.client.lane import Guard, Lanes, Served, Terms
-from ipam.client.source import Facts, Source
-from ipam.errors import (
-    BlockNotFound,
-    HandleLimitReached,
-    MalformedBlock,
-    NoFreeBlocks,
-    PoolRefused,
-    RetriesExhausted,
-)
-from ipam.requests import (
-    LOAD_BALANCER_USE,
-    AssignIP,
-    Assignments,
-    AutoAssign,
-    AutoAssigned,
-    HostReserved,
-    Release,
-)
-from libcalico.errors import (
-    AffinityLost,
-    BlockLimitReached,
-    BlockNotEmpty,
-    DatastoreUnavailable,
-    DecodeError,
-    NotFound,
-    RevisionConflict,
-    SuiteError,
-)
-from libcalico.model.ipam import Block
-from libcalico.net import Interface, Network, parse_cidr, parse_interface
-from libcalico.runtime import log
-
-LOG = log.get(__name__)
 MAX_CONFLICTS = 100
-DEFAULT_MAX_BLOCKS = 20
-# After so many lost claims the list of taken blocks is read again.
-_RELIST_AFTER = 8
-
-NO_MORE_AFFINE = "No more free affine blocks and strict affinity enabled"
-FAILED_IN_BLOCK = "Failed to assign IPs in newly allocated block"
-
-
-@dataclass(slots=True)
-class Parts:
-    """What assignments are made with."""
-
-    lanes: Lanes
-    hosts: Hosts
-    claims: Claims
-    source: Source
-    #: One request of an owner and family looks for a new block at a time (G2). Set when it is done;
-    #: all that wait look at what it found at the same moment, and share the next write.
-    searching: dict[tuple[Owner, int], asyncio.Event] = field(default_factory=dict)
-
-    @asynccontextmanager
-    async def search(self, owner: Owner, version: int) -> AsyncIterator[None]:
-        key = owner, version
-        while key in self.searching:
-            await self.searching[key].wait()
-        self.searching[key] = done = asyncio.Event()
-        try:
-            yield
-        finally:
-            del self.searching[key]
-            done.set()
-
-
-def owner_for(host: str, use: str) -> Owner:
-    """Load balancer addresses belong to nobody's host (§2.3)."""
-    return Owner(host, VIRTUAL if use == LOAD_BALANCER_USE else HOST)
 
 
 class Assigner:
@@ -111,12 +34,12 @@ class Assigner:
         facts = await self._parts.source.facts()
         got: list[Assignments | None] = []
         for version, count in ((4, request.num_v4), (6, request.num_v6)):
-            family = _Family(self._parts, request, facts, version)
+            family = Family(self._parts, request, facts, version)
             try:
                 got.append(await family.assign(count) if count else None)
             except SuiteError:
                 for earlier in filter(None, got):
-                    await self._give_back(earlier.addresses, request.handle_id, facts)
+                    await give_back(self._parts, earlier.addresses, request.handle_id, facts)
                 raise
         return AutoAssigned(*got)
 
@@ -125,7 +48,7 @@ class Assigner:
         facts = await self._parts.source.facts()
         found: list[Network | None] = []
         for version, reserved in ((4, request.reserved_v4), (6, request.reserved_v6)):
-            family = _Family(self._parts, request, facts, version)
+            family = Family(self._parts, request, facts, version)
             found.append(await family.ensure_block() if reserved else None)
         return found[0], found[1]
 
@@ -153,27 +76,6 @@ class Assigner:
             return parse_interface(f"{request.address}/{pool.block_size}")
         raise RetriesExhausted
 
-    async def _give_back(
-        self, addresses: Iterable[Interface], handle_id: str | None, facts: Facts
-    ) -> None:
-        await give_back(self._parts, addresses, handle_id, facts)
-
-
-async def give_back(
-    parts: Parts, addresses: Iterable[Interface], handle_id: str | None, facts: Facts
-) -> None:
-    """Undo an assignment whose request failed as a whole (G3)."""
-    by_block: dict[str, list[Release]] = {}
-    for address in addresses:
-        release = Release(address=address.ip, handle_id=handle_id or "")
-        by_block.setdefault(str(address.network), []).append(release)
-    terms = Terms(cooldown_s=facts.config.ip_cooldown_seconds)
-    for cidr, releases in by_block.items():
-        try:
-            await parts.lanes.of(cidr).submit(ReleaseMany(tuple(releases)), terms)
-        except SuiteError as err:
-            LOG.error("addresses of a failed request were not given back", cidr=cidr, error=err)
-
 
 def _pool_for(request: AssignIP, facts: Facts) -> pools.Pool:
     enabled = (pool for pool in facts.pools if pool.enabled)
@@ -186,349 +88,3 @@ def _pool_for(request: AssignIP, facts: Facts) -> pools.Pool:
             f'use "{request.use}" (allowedUses: [{" ".join(pool.allowed_uses)}])'
         )
     return pool
-
-
-class _Family:
-    """One automatic request, one address family."""
-
-    def __init__(self, parts: Parts, request: AutoAssign, facts: Facts, version: int) -> None:
-        self._parts = parts
-        self._request = request
-        self._facts = facts
-        self._version = version
-        self._owner = owner_for(request.host, request.use)
-        self._reserved: HostReserved | None = (
-            request.reserved_v4 if version == 4 else request.reserved_v6
-        )
-        self._usable: tuple[pools.Pool, ...] = ()
-        self._wanted = 0
-        self._got: list[Interface] = []
-        self._messages: list[str] = []
-        # Every block of the family, when it had to be listed with values.
-        self._listed: dict[str, Versioned[Block]] | None = None
-        self._started_at = parts.lanes.context.clock.monotonic()
-
-    async def assign(self, count: int) -> Assignments:
-        """Errors: as `IpamClient.auto_assign`; then nothing is held (G3)."""
-        self._wanted = count
-        await self._prepare()
-        try:
-            await self._assign_affine()
-            if self._missing and not self._facts.config.strict_affinity:
-                await self._borrow()
-        except SuiteError:
-            handle_id = self._request.handle_id
-            await give_back(self._parts, self._got, handle_id, self._facts)
-            raise
-        return Assignments(
-            version=self._version,
-            requested=count,
-            addresses=tuple(self._got),
-            messages=tuple(dict.fromkeys(self._messages)),
-            reserved=self._reserved,
-        )
-
-    async def ensure_block(self) -> Network:
-        """Any affine block, full or not."""
-        await self._prepare()
-        holdings = await self._parts.hosts.holdings(self._owner, self._version)
-        for cidr in self._allowed(holdings.affinities):
-            if await self._parts.claims.confirm(self._owner, cidr, self._reserved):
-                return parse_cidr(cidr)
-        async with self._parts.search(self._owner, self._version):
-            return parse_cidr(await self._claim_block(0))
-
-    @property
-    def _missing(self) -> int:
-        return self._wanted - len(self._got)
-
-    # ---- pools ---------------------------------------------------------------------------------
-
-    async def _prepare(self) -> None:
-        request, v4 = self._request, self._version == 4
-        labels = {}
-        if self._owner.type == HOST:
-            labels = dict(await self._parts.source.node_labels(request.host))
-        query = pools.PoolQuery(
-            version=self._version,
-            host=request.host,
-            use=request.use,
-            node_labels=labels,
-            namespace_labels=request.namespace_labels,
-            explicit=request.pools_v4 if v4 else request.pools_v6,
-            reserved=self._reserved,
-        )
-        selection = pools.select(self._facts.pools, query)
-        self._usable = selection.usable
-        await self._leave_pools(selection, query)
-
-    async def _leave_pools(self, selection: pools.Selection, query: pools.PoolQuery) -> None:
-        """Side effect of §2.4: empty blocks of pools that no longer select this node go back."""
-        holdings = await self._parts.hosts.holdings(self._owner, self._version)
-        for cidr in [cidr for cidr in holdings.affinities if cidr not in holdings.checked]:
-            block = parse_cidr(cidr)
-            if pools.contains(selection.selecting, block):
-                continue
-            pool = pools.pool_of(selection.enabled, block.network_address)
-            if pool is None or pool.selects_node(query.node_labels):
-                continue
-            holdings.checked.add(cidr)
-            await self._release_if_empty(cidr)
-
-    async def _release_if_empty(self, cidr: str) -> None:
-        try:
-            await self._parts.claims.release(self._owner, cidr, must_be_empty=True)
-        except (AffinityLost, BlockNotEmpty, NotFound, RetriesExhausted, DecodeError) as err:
-            LOG.debug("block kept that its pool no longer gives us", cidr=cidr, error=err)
-
-    def _allowed(self, cidrs: Iterable[str]) -> list[str]:
-        """Those in the pools of this request that are not wholly reserved."""
-        reservations = self._facts.reservations
-        found = []
-        for cidr in cidrs:
-            block = parse_cidr(cidr)
-            if pools.contains(self._usable, block) and not reservations.covers(block):
-                found.append(cidr)
-        return found
-
-    # ---- own blocks ----------------------------------------------------------------------------
-
-    async def _assign_affine(self) -> None:
-        tried: set[str] = set()
-        searches = 0
-        while self._missing:
-            cidr = await self._next_own(tried)
-            if cidr is None:
-                cidr = await self._search(tried)
-                searches += 1
-            if cidr is None:
-                return
-            if searches > MAX_CONFLICTS:
-                raise RetriesExhausted
-            tried.add(cidr)
-            await self._assign_from_own(cidr)
-
-    async def _next_own(self, tried: set[str]) -> str | None:
-        """The first own block that is not known to be full, as far as we remember."""
-        holdings = await self._parts.hosts.holdings(self._owner, self._version)
-        for cidr in self._allowed(holdings.affinities):
-            if cidr in tried:
-                continue
-            if not self._parts.lanes.is_known_full(cidr):
-                return cidr
-            tried.add(cidr)
-        return None
-
-    async def _assign_from_own(self, cidr: str) -> None:
-        for _ in range(MAX_CONFLICTS):
-            guard = await self._guard(cidr)
-            if guard is None:
-                return
-            try:
-                served = await self._submit(cidr, guard)
-            except (AffinityLost, BlockMissing):
-                # Released, stolen, or never finished: see what is left of it, then again.
-                if await self._parts.claims.confirm(self._owner, cidr, self._reserved) is None:
-                    return
-                continue
-            except (RevisionConflict, RetriesExhausted, MalformedBlock, DecodeError) as err:
-                LOG.warning("assigning from a block failed", cidr=cidr, error=err)
-                self._messages.append(FAILED_IN_BLOCK)
-                return
-            self._take(cidr, served)
-            return
-        self._messages.append(FAILED_IN_BLOCK)
-
-    async def _guard(self, cidr: str) -> Guard | None:
-        """The confirmed affinity of an own block. None: it is not ours after all."""
-        holdings = await self._parts.hosts.holdings(self._owner, self._version)
-        known = holdings.affinities.get(cidr, Versioned())
-        if affinity.is_confirmed(known.value):
-            return Guard(self._owner.key(cidr), known.mod_revision)
-        owned = await self._parts.claims.confirm(self._owner, cidr, self._reserved)
-        return owned.guard if owned else None
-
-    async def _submit(self, cidr: str, guard: Guard | None) -> Served:
-        operation = AssignMany(
-            count=self._missing,
-            holder=Holder(self._request.handle_id, self._request.attributes),
-            owner=self._owner,
-            must_own=guard is not None,
-            reservations=self._facts.reservations,
-            max_alloc=self._request.max_alloc,
-        )
-        terms = Terms(
-            cooldown_s=self._facts.config.ip_cooldown_seconds, guard=guard, remembered_ok=True
-        )
-        return await self._parts.lanes.of(cidr).submit(operation, terms)
-
-    def _take(self, cidr: str, served: Served) -> None:
-        assert isinstance(served.value, Assigned)
-        network = parse_cidr(cidr)
-        self._got += [
-            parse_interface(f"{network[ordinal]}/{network.prefixlen}")
-            for ordinal in served.value.ordinals
-        ]
-
-    # ---- a new block ---------------------------------------------------------------------------
-
-    async def _search(self, tried: set[str]) -> str | None:
-        """A block to try next, when all known ones are full. None: go on to borrowing.
-
-        Errors: BlockLimitReached, BlockNotFound."""
-        while (other := self._parts.searching.get((self._owner, self._version))) is not None:
-            await other.wait()
-            found_meanwhile = await self._next_own(tried)
-            if found_meanwhile is not None:
-                return found_meanwhile
-        async with self._parts.search(self._owner, self._version):
-            hosts = self._parts.hosts
-            holdings = await hosts.younger(self._owner, self._version, self._started_at)
-            own = self._allowed(holdings.affinities)
-            roomy = await self._look_again(own)
-            if roomy is not None:
-                return roomy
-            owned = sum(
-                pools.contains(self._usable, parse_cidr(cidr)) for cidr in holdings.affinities
-            )
-            try:
-                return await self._claim_block(owned)
-            except NoFreeBlocks:
-                if self._facts.config.strict_affinity:
-                    self._messages.append(NO_MORE_AFFINE)
-                return None
-
-    async def _look_again(self, own: list[str]) -> str | None:
-        """Full may have been a memory: others release addresses of our blocks as well."""
-        lanes, records = self._parts.lanes, self._parts.lanes.context.records
-        doubtful = [cidr for cidr in own if not lanes.is_known_full(cidr, self._started_at)]
-        views = await for_each(records.block, doubtful)
-        for cidr, view in zip(doubtful, views, strict=True):
-            self._parts.lanes.of(cidr).see(view)
-            if view.value is not None and self._count_free(view.value):
-                return cidr
-        return None
-
-    def _count_free(self, block: Block) -> int:
-        if blocks.dangers_of(block):
-            return 0
-        draft = BlockDraft(block)
-        now = self._parts.lanes.context.clock.wall()
-        draft.collect(now, self._facts.config.ip_cooldown_seconds)
-        return draft.count_free(self._facts.reservations)
-
-    async def _claim_block(self, owned: int) -> str:
-        """Errors: BlockLimitReached, BlockNotFound, NoFreeBlocks, RetriesExhausted."""
-        limit = self._limit()
-        if owned >= limit:
-            self._messages.append(
-                f"Need to allocate an IPAM block but could not - limit of {limit} blocks reached "
-                "for this node"
-            )
-            raise BlockLimitReached(limit)
-        if not self._facts.config.auto_allocate_blocks:
-            raise BlockNotFound
-        return await self._claim_free() or await self._reclaim()
-
-    def _limit(self) -> int:
-        asked = self._request.max_blocks_per_host
-        configured = self._facts.config.max_blocks_per_host
-        limits = [limit for limit in (asked, configured) if limit > 0]
-        return min(limits, default=DEFAULT_MAX_BLOCKS)
-
-    async def _claim_free(self) -> str | None:
-        """A block that does not exist yet. None: there is none."""
-        records = self._parts.lanes.context.records
-        taken: list[Network] = []
-        for attempt in range(MAX_CONFLICTS):
-            if attempt % _RELIST_AFTER == 0:
-                taken = await records.block_cidrs(self._version)
-            free = self._first_free(taken)
-            if free is None:
-                return None
-            if await self._parts.claims.claim(self._owner, str(free), self._reserved):
-                return str(free)
-            taken.append(free)
-        raise RetriesExhausted
-
-    def _first_free(self, taken: list[Network]) -> Network | None:
-        for pool in self._usable:
-            free = pools.first_free(pool, self._request.host, taken, self._facts.reservations)
-            if free is not None:
-                return free
-        return None
-
-    async def _reclaim(self) -> str:
-        """One of ours that lost its affinity key, or an empty one of somebody else.
-
-        Errors: NoFreeBlocks."""
-        now = self._parts.lanes.context.clock.wall()
-        candidates = [b for b in await self._existing() if self._count_free(b)]
-        mine = [block for block in candidates if block.affinity == str(self._owner)]
-        others = [block for block in candidates if block.affinity != str(self._owner)]
-        for block in mine:
-            if await self._parts.claims.claim(self._owner, block.cidr, self._reserved):
-                return block.cidr
-        for block in others:
-            if affinity.may_reclaim(block, now) and await self._take_over(block):
-                return block.cidr
-        raise NoFreeBlocks
-
-    async def _take_over(self, block: Block) -> bool:
-        claims = self._parts.claims
-        try:
-            if not await claims.reclaim(block):
-                return False
-        except (AffinityLost, BlockNotEmpty, NotFound, RetriesExhausted) as err:
-            LOG.info("empty block not reclaimed", cidr=block.cidr, error=err)
-            return False
-        LOG.info("empty block reclaimed", cidr=block.cidr, node=self._owner.host)
-        return await claims.claim(self._owner, block.cidr, self._reserved) is not None
-
-    async def _existing(self) -> list[Block]:
-        """The usable pools' blocks in walk order, as they are now."""
-        records = self._parts.lanes.context.records
-        self._listed = await records.blocks(self._version)
-        return self._in_order(self._listed)
-
-    def _in_order(self, listed: dict[str, Versioned[Block]]) -> list[Block]:
-        cidrs = self._allowed(listed)
-        found: list[Block] = []
-        for pool in self._usable:
-            networks = map(parse_cidr, cidrs)
-            for network in pools.in_walk_order(pool, self._request.host, networks):
-                block = listed[str(network)].value
-                if block is not None:
-                    found.append(block)
-        return found
-
-    # ---- borrowing -----------------------------------------------------------------------------
-
-    async def _borrow(self) -> None:
-        """From any block with room (§2.4). Its owner and everybody else route the /32 to us."""
-        if self._listed is None:
-            await self._existing()
-        assert self._listed is not None
-        exhausted = []
-        for pool in self._usable:
-            for block in self._in_order(self._listed):
-                if self._missing and self._count_free(block) and _lies_in(block, pool):
-                    await self._borrow_from(block)
-            if self._missing:
-                exhausted.append(str(pool.cidr))
-        if exhausted:
-            self._messages.append(f"No IPs available in pools: [{' '.join(exhausted)}]")
-
-    async def _borrow_from(self, block: Block) -> None:
-        assert self._listed is not None
-        self._parts.lanes.of(block.cidr).see(self._listed[block.cidr])
-        try:
-            self._take(block.cidr, await self._submit(block.cidr, None))
-        except (HandleLimitReached, DatastoreUnavailable):
-            raise
-        except SuiteError as err:
-            LOG.warning("borrowing from a block failed", cidr=block.cidr, error=err)
-
-
-def _lies_in(block: Block, pool: pools.Pool) -> bool:
-    return parse_cidr(block.cidr).network_address in pool.cidr

@@ -94,6 +94,7 @@ class Claims:
                 failures += 1
                 if failures >= MAX_FAILURES:
                     raise
+                await self._lanes.context.pause(failures)
                 written = await self._read(owner, cidr)
             if plan.step is ClaimStep.LOST and written is None:
                 self._hosts.note(owner, cidr, Versioned())
@@ -163,6 +164,7 @@ class Claims:
                 failures += 1
                 if failures >= MAX_FAILURES:
                     raise
+                await self._lanes.context.pause(failures)
                 pair = await self._read(owner, cidr)
                 if pair.affinity.value is None:
                     return self._forget(owner, cidr)

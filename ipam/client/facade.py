@@ -10,10 +10,11 @@ from collections.abc import Collection, Iterable
 
 from ipam.affinity import Versioned
 from ipam.client.affinities import AffinityClient
-from ipam.client.assign import Assigner, Parts
+from ipam.client.assign import Assigner
 from ipam.client.claims import Claims
 from ipam.client.hosts import Hosts
 from ipam.client.lane import Context, Lanes
+from ipam.client.parts import Parts
 from ipam.client.records import Records
 from ipam.client.release import Releaser
 from ipam.client.settings import Settings

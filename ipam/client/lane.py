@@ -52,6 +52,7 @@ MAX_REMEMBERED_HANDLES = 10_000
 _PATIENT_CONFLICTS = 3
 _BACKOFF_STEP_S = 0.002
 _BACKOFF_MAX_S = 0.1
+_FAILURE_PAUSE_S = 0.1
 
 
 class GuardLost(AffinityLost):
@@ -128,6 +129,11 @@ class Context:
     clock: Clock
     handles: HandleMemory = field(default_factory=HandleMemory)
     random: random.Random = field(default_factory=random.Random)
+
+    async def pause(self, failures: int) -> None:
+        """After the datastore failed: long enough, all in all, for an election of its leader."""
+        limit = _FAILURE_PAUSE_S * 2 ** (failures - 1)
+        await self.clock.sleep(self.random.uniform(limit / 2, limit))
 
 
 class Lane:
@@ -236,6 +242,7 @@ class _Round:
             if self._failures >= MAX_FAILURES:
                 raise
             LOG.warning("ipam retries after a datastore failure", cidr=self._lane.cidr, error=err)
+            await self._context.pause(self._failures)
 
     # ---- planning ------------------------------------------------------------------------------
 

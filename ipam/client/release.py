@@ -21,9 +21,9 @@ from ipam import blocks, pools
 from ipam.affinity import HOST, Versioned, owner_of
 from ipam.batch import ReleaseHandle, ReleaseMany
 from ipam.blocks import ReleaseEffect
-from ipam.client.assign import Parts
 from ipam.client.fanout import for_each
 from ipam.client.lane import Served, Terms
+from ipam.client.parts import Parts
 from ipam.client.source import Facts
 from ipam.errors import AddressInCooldown, AddressUnassigned
 from ipam.requests import Assignment, Failure, Release, Released

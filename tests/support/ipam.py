@@ -6,6 +6,7 @@ replays the whole history of a store through `ipam.audit`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_network
@@ -13,7 +14,7 @@ from ipaddress import ip_network
 from ipam import blocks, leaks
 from ipam.affinity import owner_of
 from ipam.audit import PREFIXES, Auditor, Violation, event_of
-from ipam.client import Facts, FixedSource, IpamClient
+from ipam.client import Facts, FixedSource, IpamClient, Source
 from ipam.client.records import Records
 from ipam.pools import Pool
 from ipam.requests import WORKLOAD, AutoAssign
@@ -25,7 +26,7 @@ from libcalico.model.keys import (
     VIRTUAL_AFFINITIES_PREFIX,
 )
 from libcalico.net import Address
-from libcalico.runtime.clock import SYSTEM, Clock
+from libcalico.runtime.clock import Clock, SystemClock
 
 
 def pool(name: str, cidr: str, block_size: int | None = None, **more: object) -> Pool:
@@ -45,9 +46,16 @@ def source(
     return FixedSource(facts, labels)
 
 
-def client(datastore: Datastore, from_source: FixedSource, clock: Clock = SYSTEM) -> IpamClient:
+class ImpatientClock(SystemClock):
+    """Tells the time and does not wait: pauses after conflicts and failures take no time."""
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+
+def client(datastore: Datastore, from_source: Source, clock: Clock | None = None) -> IpamClient:
     """A fresh process: nothing remembered."""
-    return IpamClient(datastore, from_source, clock=clock)
+    return IpamClient(datastore, from_source, clock=clock or ImpatientClock())
 
 
 def ask(name: str | None, host: str = "n1", v4: int = 1, v6: int = 0, **more: object) -> AutoAssign:

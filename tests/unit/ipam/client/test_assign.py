@@ -285,6 +285,18 @@ async def test_a_stale_affinity_is_deleted_and_the_next_block_used(store: Memory
     assert (await all_blocks(store))["10.0.0.0/30"] == block
 
 
+async def test_a_confirmed_affinity_of_a_block_that_is_anothers_is_stale_as_well():
+    wrong = MemoryDatastore()
+    block = changed(blocks.new_block("10.0.0.0/30", 5), affinity="host:n2")
+    wrong.seed({
+        affinity_path("n1", "10.0.0.0/30"): codec.encode(CONFIRMED),
+        path_of(BlockKey("10.0.0.0/30")): codec.encode(block),
+    })  # fmt: skip
+    got = await client(wrong, source(pool("a", "10.0.0.0/29", 30))).auto_assign(ask("a"))
+    assert addresses(got) == ["10.0.0.4/30"]
+    assert affinities(wrong) == {"n1 10.0.0.4-30": "confirmed"}
+
+
 async def test_an_affinity_released_behind_our_back_is_not_made_again(store: MemoryDatastore):
     """A pool is being deleted: what we remember of its blocks must not bring them back."""
     known = source(pool("a", "10.0.0.0/30", 30), pool("b", "10.0.1.0/30", 30))
@@ -335,6 +347,19 @@ async def test_an_empty_block_of_a_pool_that_no_longer_selects_the_node_goes_bac
     kept = {cidr: block.affinity for cidr, block in (await all_blocks(store)).items()}
     assert len(kept) == 2  # the one in use stays ours, the empty one is gone
     assert set(kept.values()) == {"host:n1"}
+
+
+async def test_a_block_in_use_of_a_pool_that_no_longer_selects_the_node_costs_one_look(
+    store: MemoryDatastore,
+):
+    a = pool("a", "10.0.0.0/24", 30, node_selector="zone == 'a'")
+    b = pool("b", "10.0.1.0/24", 30)
+    await client(store, source(a, nodes={"n1": {"zone": "a"}})).auto_assign(ask("x"))
+    ipam = client(store, source(a, b, nodes={"n1": {"zone": "b"}}))
+    await ipam.auto_assign(ask("y"))
+    store.calls.clear()
+    await ipam.auto_assign(ask("z"))
+    assert [operation for operation, _ in store.calls] == ["txn"]
 
 
 async def test_an_empty_block_of_a_pool_this_request_does_not_use_is_kept(store: MemoryDatastore):
@@ -520,6 +545,16 @@ async def test_borrowing_goes_on_after_a_block_that_fails():
     broken.seed({path_of(BlockKey(victim)): b'{"cidr":"%s"}' % victim.encode()})
     got = await client(broken, known).auto_assign(ask("b", "n2"))
     assert len(got.addresses) == 1
+
+
+async def test_a_malformed_block_of_a_full_pool_is_passed_over():
+    broken = MemoryDatastore()
+    raw = {"cidr": "10.0.0.0/30", "affinity": "host:n2", "allocations": [5, 6, None, None],
+           "unallocated": [2, 3], "attributes": [{"handle_id": "x"}]}  # fmt: skip
+    broken.seed({path_of(BlockKey("10.0.0.0/30")): json.dumps(raw).encode()})
+    got = await client(broken, source(pool("a", "10.0.0.0/30", 30))).auto_assign(ask("b"))
+    assert got.addresses == ()
+    assert json.loads(broken.contents()[path_of(BlockKey("10.0.0.0/30"))]) == raw
 
 
 # ---- one particular address (§2.5) -------------------------------------------------------------

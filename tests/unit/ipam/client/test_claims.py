@@ -22,10 +22,9 @@ from libcalico.errors import AffinityLost, BlockNotEmpty, DatastoreUnavailable, 
 from libcalico.model import codec
 from libcalico.model.ipam import Block, BlockAffinity
 from libcalico.model.keys import BlockKey, path_of
-from libcalico.runtime.clock import SYSTEM
 from libcalico.testing.datastore import MemoryDatastore
 from tests.support.faulty import Fault, FaultyDatastore, nth
-from tests.support.ipam import all_blocks, audited, consistent
+from tests.support.ipam import ImpatientClock, all_blocks, audited, consistent
 
 CIDR = "10.0.0.0/28"
 ME, OTHER = Owner("n1"), Owner("n2")
@@ -34,7 +33,7 @@ BLOCK, MINE, THEIRS = path_of(BlockKey(CIDR)), path_of(ME.key(CIDR)), path_of(OT
 
 def claims(store: Datastore) -> Claims:
     records = Records(store)
-    return Claims(Lanes(Context(records, SYSTEM)), Hosts(records, SYSTEM))
+    return Claims(Lanes(Context(records, ImpatientClock())), Hosts(records, ImpatientClock()))
 
 
 def block(owner: Owner | None = ME, used: int = 0) -> bytes:

@@ -21,10 +21,9 @@ from libcalico.errors import AlreadyExists, DatastoreUnavailable
 from libcalico.model import codec
 from libcalico.model.ipam import Handle
 from libcalico.model.keys import BlockKey, HandleKey, path_of
-from libcalico.runtime.clock import SYSTEM
 from libcalico.testing.clock import FakeClock
 from libcalico.testing.datastore import MemoryDatastore
-from tests.support.ipam import all_blocks, all_handles, audited, consistent, held
+from tests.support.ipam import ImpatientClock, all_blocks, all_handles, audited, consistent, held
 
 CIDR = "10.0.0.0/28"
 ME = Owner("n1")
@@ -41,7 +40,7 @@ def seeded(*, affinity: str | None = "host:n1", cidr: str = CIDR) -> MemoryDatas
 
 
 def lanes(store: MemoryDatastore) -> Lanes:
-    return Lanes(Context(Records(store), SYSTEM))
+    return Lanes(Context(Records(store), ImpatientClock()))
 
 
 def assign(name: str | None, count: int = 1, **more: object) -> AssignMany:
@@ -392,6 +391,30 @@ async def test_a_cancelled_follower_is_forgotten():
     store.resume()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert set((await held(store)).values()) == {"net.p0", "net.p1"}
+    assert lane.is_idle
+
+
+async def test_who_is_cancelled_just_when_it_is_his_turn_passes_the_turn_on():
+    store = seeded()
+
+    class Unlucky(Lane):
+        victim: asyncio.Task[Served] | None = None
+
+        def _wake_next(self) -> None:
+            super()._wake_next()
+            if self.victim is not None:
+                self.victim.cancel()
+
+    lane = Unlucky(CIDR, Context(Records(store), ImpatientClock()))
+    store.stall()
+    tasks = [asyncio.create_task(lane.submit(assign(f"p{i}"), TERMS)) for i in range(3)]
+    await until_waiting(store, lane)
+    lane.victim = tasks[1]
+    store.resume()
+    async with asyncio.timeout(5):
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert tasks[1].cancelled()
+    assert set((await held(store)).values()) == {"net.p0", "net.p2"}
     assert lane.is_idle
 
 

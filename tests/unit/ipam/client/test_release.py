@@ -230,6 +230,19 @@ async def test_a_remembered_handle_that_another_process_released_is_no_error(
     assert list((await held(store)).values()) == ["net.y"]
 
 
+async def test_a_remembered_handle_that_lives_in_another_block_by_now_is_found_there(
+    store: MemoryDatastore,
+):
+    ipam = client(store, KNOWN)
+    await assigned(ipam, "x")
+    other = client(store, KNOWN)
+    await other.release_by_handle("net.x")
+    await other.auto_assign(ask("y", v4=4))
+    await other.auto_assign(ask("x"))
+    assert len(await ipam.release_by_handle("net.x")) == 1
+    assert set((await held(store)).values()) == {"net.y"}
+
+
 async def test_a_handle_that_counts_more_than_there_is_ends():
     """Calico counts before it assigns (§0.13): nothing to release, and the count stays as it was
     for its writer, who may be about to assign."""
