@@ -1,0 +1,100 @@
+"""felix.daemon_metrics: what a cycle tells Prometheus and the health page."""
+
+from __future__ import annotations
+
+from prometheus_client import generate_latest
+
+from felix.config import SCHEMA, FelixConfig
+from felix.daemon_metrics import FelixHealth, FelixMetrics
+from felix.dataplane.loop import CycleReport
+from felix.dataplane.manager import NOTHING_DONE, ApplyResult
+from libcalico.runtime.config import Layer, LiveConfig, Source
+from libcalico.runtime.metrics import Metrics
+from libcalico.testing.clock import FakeClock
+
+
+def configured(**raw: str) -> FelixConfig:
+    return LiveConfig(SCHEMA, [Layer(Source.ENVIRONMENT, raw)]).config
+
+
+def cycle(result: ApplyResult, *, is_filtering: bool = True) -> CycleReport:
+    return CycleReport(0.003, (("nft", result),), is_filtering)
+
+
+def lines(metrics: Metrics) -> list[str]:
+    return generate_latest(metrics.registry).decode().splitlines()
+
+
+def test_a_cycle_is_counted_by_driver_and_an_idle_one_is_not_timed():
+    metrics = Metrics(process=False)
+    numbers = FelixMetrics(metrics)
+    numbers.gauge_from("felix_seven", "Seven.", lambda: 7)
+    numbers.on_cycle(cycle(NOTHING_DONE))
+    numbers.on_cycle(cycle(ApplyResult(written=3, deleted=2, failed=1, deferred=4)))
+    found = lines(metrics)
+    assert 'felix_dataplane_writes_total{driver="nft"} 3.0' in found
+    assert 'felix_dataplane_deletes_total{driver="nft"} 2.0' in found
+    assert 'felix_int_dataplane_failures_total{driver="nft"} 1.0' in found
+    assert 'felix_dataplane_deferred{driver="nft"} 4.0' in found
+    assert "felix_int_dataplane_apply_time_seconds_count 1.0" in found
+    assert "felix_seven 7.0" in found
+
+
+async def test_a_felix_that_waits_for_its_datastore_is_alive_and_not_ready():
+    clock = FakeClock()
+    health = FelixHealth(configured(), clock=clock)
+    health.starting("waiting")
+    await clock.advance(10_000)
+    assert health.health.is_live
+    assert not health.health.is_ready
+
+
+async def test_a_felix_that_serves_is_ready_until_a_loop_hangs():
+    clock = FakeClock()
+    health = FelixHealth(configured(DataplaneWatchdogTimeout="60"), clock=clock)
+    health.built()
+    health.calc_is_alive()
+    health.dataplane_is_alive()
+    assert not health.health.is_ready
+    health.on_cycle(cycle(NOTHING_DONE))
+    assert not health.has_started
+    health.started()
+    assert health.health.is_ready
+    await clock.advance(61)
+    health.calc_is_alive()
+    assert not health.health.is_live, "the dataplane was not heard of for longer than allowed"
+    health.on_cycle(cycle(NOTHING_DONE))
+    assert health.health.is_live
+
+
+def test_a_filter_that_is_not_written_is_not_ready_but_alive():
+    health = FelixHealth(configured(), clock=FakeClock())
+    health.built()
+    health.started()
+    health.calc_is_alive()
+    health.on_cycle(cycle(ApplyResult(failed=1, error="no"), is_filtering=False))
+    assert health.health.is_live
+    assert not health.health.is_ready
+    assert "no" in health.health.table()
+
+
+async def test_timeouts_can_be_overridden():
+    clock = FakeClock()
+    config = configured(HealthTimeoutOverrides="InternalDataplaneMainLoop=200s")
+    health = FelixHealth(config, clock=clock)
+    health.built()
+    health.on_cycle(cycle(NOTHING_DONE))
+    await clock.advance(150)
+    health.calc_is_alive()
+    assert health.health.is_live
+
+
+async def test_a_simulated_hang_of_the_calculation_is_seen():
+    clock = FakeClock()
+    health = FelixHealth(configured(DebugSimulateCalcGraphHangAfter="5"), clock=clock)
+    health.built()
+    for _ in range(10):
+        await clock.advance(5)
+        health.calc_is_alive()
+        health.on_cycle(cycle(NOTHING_DONE))
+    assert not health.health.is_live
