@@ -5,11 +5,11 @@ Layer: pure data. Emitted by felix.calc (CalcGraph.flush), consumed by felix.dat
 The ordering promise of one flush (a referent always comes before what refers to it):
   O1  updates: sets -> policies and profiles -> endpoints; pools and hosts anywhere;
   O2  removals in reverse: endpoints -> policies and profiles -> sets;
-  O3  at most one message per object in one flush, except a SetUpdate and never a SetDelta for it too;
+  O3  at most one message per object in one flush: a SetUpdate, and never a SetDelta for it too;
   O4  a set is announced whole (SetUpdate) before its first SetDelta;
   O5  content depends on the present state only, never on the order of the updates that led to it;
-  O6  InSync is emitted once, in the first flush after the datastore is in sync, as its last message.
-      Nothing is written to the kernel, and nothing swept, before it.
+  O6  InSync is emitted once, in the first flush after the datastore is in sync, as its last
+      message. Nothing is written to the kernel, and nothing swept, before it.
 
 Rules are family-neutral: nets carry both families, sets have members of both; the renderer splits.
 Names and semantics follow Calico's calc graph (reference/datamodel.md 5).

@@ -41,7 +41,7 @@ Source: Calico felix/calc/calc_graph.go, felix/design/calc-graph.md.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from felix.calc import endpoints, policies
@@ -157,25 +157,24 @@ class CalcGraph:
             self._deliver(key, update)
 
     def on_status(self, status: SyncStatus) -> None:
-        self._deliver_all(self._overlay.on_status(status))
         if status is SyncStatus.IN_SYNC:
             self._is_in_sync = True
 
     def pin(self, key: ResourceKey, endpoint: WorkloadEndpoint) -> None:
         """Believe in a local endpoint ahead of the datastore (see overlay.py)."""
-        self._deliver_all([self._overlay.pin(key, endpoint)])
+        self._deliver(key, self._overlay.pin(key, endpoint))
 
     def confirm(self, key: ResourceKey, revision: int) -> None:
         """The pinned endpoint was written at `revision`: trust the datastore from there on."""
         released = self._overlay.confirm(key, revision)
         if released is not None:
-            self._deliver_all([released])
+            self._deliver(key, released)
 
     def retract(self, key: ResourceKey) -> None:
         """Believe that a local endpoint is gone, though the datastore may still show it."""
         hidden = self._overlay.retract(key)
         if hidden is not None:
-            self._deliver_all([hidden])
+            self._deliver(key, hidden)
 
     # -- out --------------------------------------------------------------------------------
 
@@ -242,11 +241,6 @@ class CalcGraph:
 
     def _deliver(self, key: ResourceKey, update: Update) -> None:
         self._dispatcher.deliver(key, self._filter.valid_value(update), update.revision)
-
-    def _deliver_all(self, updates: Iterable[Update]) -> None:
-        for update in updates:
-            assert isinstance(update.key, ResourceKey)
-            self._deliver(update.key, update)
 
     def _on_workload(self, key: ResourceKey, value: object | None, revision: int) -> None:
         endpoint = cast("WorkloadEndpoint | None", value)

@@ -7,7 +7,7 @@ For one key, what the graph is told:
 
                 pin                     confirm(r)              update, revision >= r
     datastore ──────► pinned endpoint ─────────────► the same ───────────────────────► datastore
-        │ ▲                 │                            │       (or a full resync since)
+        │ ▲                 │                            │
         │ │ update newer    │ retract                    │ retract
         ▼ │ than hidden     ▼                            ▼
       hidden: absent, until the syncer has something newer than what was retracted
@@ -16,13 +16,15 @@ For one key, what the graph is told:
       retracted, or confirmed at r and the syncer has delivered revision r (or newer) of that key;
   E2  a retracted endpoint is absent, though the datastore may still show it, until the syncer
       delivers something newer than what was known when it was retracted;
-  E3  a resync that began after confirm or retract and reached IN_SYNC ends either: it listed the
-      datastore as it was after the agent's write. (So a source must not say IN_SYNC for a snapshot
-      older than that: etcd's lists are linearizable, typha's client must wait for the revision.)
+  E3  only an update of the key itself ends a hold. IN_SYNC does not: the list it closes may have
+      been read before the agent's write, or be of other kinds only;
   E4  without pins and retractions the overlay changes nothing.
 
 A key is of one node for ever: its name begins with the node's, and an object that says otherwise is
 invalid (reference/datamodel.md 1.7). So only the endpoints of this node are remembered here.
+
+What E3 costs: an endpoint that somebody else deletes before our syncer has seen it once, while the
+watch is interrupted, stays until the runtime's DEL retracts it.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from dataclasses import dataclass, replace
 
 from libcalico.model import WorkloadEndpoint
 from libcalico.model.keys import ResourceKey
-from libcalico.syncer.api import SyncStatus, Update
+from libcalico.syncer.api import Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +41,10 @@ class _Hold:
     """Why the datastore is not believed for one key.
 
     `endpoint` None: hidden. `revision` None: not confirmed, nothing ends it but a call.
-    `resyncs`: how many had begun when `revision` became known (E3).
     """
 
     endpoint: WorkloadEndpoint | None
     revision: int | None
-    resyncs: int
 
     def ends_with(self, update: Update) -> bool:
         if self.revision is None:
@@ -61,7 +61,6 @@ class EndpointOverlay:
         # The syncer's word for held keys and for the endpoints of this node: what a release shows,
         # and what a retraction hides.
         self._latest: dict[ResourceKey, Update] = {}
-        self._resyncs = 0
 
     def on_update(self, key: ResourceKey, update: Update) -> Update:
         """The syncer's update -> what the graph is to believe of that key."""
@@ -76,22 +75,9 @@ class EndpointOverlay:
             return self._release(key)
         return replace(update, value=hold.endpoint, error=None)
 
-    def on_status(self, status: SyncStatus) -> list[Update]:
-        """What becomes visible with that status (E3)."""
-        if status is SyncStatus.RESYNC:
-            self._resyncs += 1
-        if status is not SyncStatus.IN_SYNC:
-            return []
-        over = [
-            key
-            for key, hold in self._hold_by_key.items()
-            if hold.revision is not None and hold.resyncs < self._resyncs
-        ]
-        return [self._release(key) for key in over]
-
     def pin(self, key: ResourceKey, endpoint: WorkloadEndpoint) -> Update:
         """Believe in `endpoint` from now on (E1). A new pin replaces an old one."""
-        self._hold_by_key[key] = _Hold(endpoint, None, self._resyncs)
+        self._hold_by_key[key] = _Hold(endpoint, None)
         return Update(key, endpoint, self._revision(key))
 
     def confirm(self, key: ResourceKey, revision: int) -> Update | None:
@@ -102,7 +88,7 @@ class EndpointOverlay:
         hold = self._hold_by_key.get(key)
         if hold is None or hold.endpoint is None:
             return None
-        hold = replace(hold, revision=revision, resyncs=self._resyncs)
+        hold = replace(hold, revision=revision)
         self._hold_by_key[key] = hold
         latest = self._latest.get(key)
         if latest is not None and hold.ends_with(latest):
@@ -123,7 +109,7 @@ class EndpointOverlay:
         if not (confirmed or shown):
             return self._forget(key)  # pinned, and never written as far as we know
         known = max(confirmed, shown)
-        self._hold_by_key[key] = _Hold(None, known, self._resyncs)
+        self._hold_by_key[key] = _Hold(None, known)
         return Update(key, None, known)
 
     def held_keys(self) -> frozenset[ResourceKey]:

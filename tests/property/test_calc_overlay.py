@@ -2,7 +2,7 @@
 
 A model: the datastore (one key, revisions), the syncer (a cursor that delivers in revision order,
 or lists again) and the agent (pins, writes, confirms, retracts, deletes). The promises are E1 to E4
-of felix/calc/overlay.py; the last one is that in the end the datastore is believed.
+of felix/calc/overlay.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from felix.calc.overlay import EndpointOverlay
 from libcalico.model import WorkloadEndpoint
-from libcalico.syncer.api import SyncStatus, Update
+from libcalico.syncer.api import Update
 from tests.support.calc import wep
 
 KEY = wep("w")[0]
@@ -74,18 +74,12 @@ class Overlay(RuleBasedStateMachine):
     @rule()
     def list_again(self) -> None:
         """Compaction: what vanished unseen gets a delete only if the syncer knew it (S2)."""
-        assert self.overlay.on_status(SyncStatus.RESYNC) == []
         self.backlog = []
-        if self.stored is not None:
-            self.believe(self.overlay.on_update(KEY, Update(KEY, self.stored, self.revision)))
-        elif self.syncer_shows is not None:
-            self.believe(self.overlay.on_update(KEY, Update(KEY, None, self.revision)))
+        if self.stored is not None or self.syncer_shows is not None:
+            self.delivered(self.revision)
+            update = Update(KEY, self.stored, self.revision)
+            self.believe(self.overlay.on_update(KEY, update))
         self.syncer_shows = self.stored
-        for update in self.overlay.on_status(SyncStatus.IN_SYNC):
-            self.believe(update)
-        if self.must_stand_until is not None:
-            self.pinned = self.must_stand_until = None  # E3
-        self.retracted_at = None
 
     # -- the agent ----------------------------------------------------------------------------
 

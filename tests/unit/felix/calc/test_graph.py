@@ -21,6 +21,7 @@ from felix.intent import (
 from libcalico.errors import DecodeError, ValidationError
 from libcalico.model import EntityRule, NodeAddress, NodeBGPSpec, ServiceAccountMatch, ServiceMatch
 from libcalico.model.keys import BlockKey, ResourceKey
+from libcalico.model.validation import validate
 from libcalico.syncer.api import SyncStatus, Update
 from tests.support.calc import (
     ALLOW,
@@ -553,6 +554,26 @@ def test_an_invalid_object_counts_as_absent_and_the_others_stand():
     assert rig.graph.problems == {}
 
 
+def test_with_the_models_own_validation():
+    """As the daemon runs it: each object refused for its own reason, the good ones enforced."""
+    pod = wep("here-k8s-web-eth0", "10.0.0.1", pod="web", endpoint="eth0", interface_name="cali1")
+    misnamed = wep("here-k8s-other-eth0", "10.0.0.2", pod="web", endpoint="eth0")
+    rig = Rig(
+        pod,
+        misnamed,
+        gnp("both", do_not_track=True, pre_dnat=True, apply_on_forward=True),
+        gnp("portless", ingress=(rule(destination={"ports": (80,)}),)),
+        gnp("good", ingress=(rule(protocol="TCP", destination={"ports": (80,)}),)),
+        tier("default", 1, "Deny"),
+        validate=validate,
+    )
+    assert list(rig.contents.endpoints) == [pod[0]]
+    assert rig.tiers(pod) == [("default", ["good"], ["good"], True)]
+    refused = {key.name: reason for key, reason in rig.graph.problems.items()}
+    assert set(refused) == {"here-k8s-other-eth0", "both", "portless", "default"}
+    assert "preDNAT and doNotTrack cannot both be true" in refused["both"]
+
+
 def test_a_value_that_becomes_invalid_takes_the_good_one_with_it():
     rig = Rig(WEB, np("p", selector="app == 'web'"))
     rig.now(np("p", selector="app = 'web'"))
@@ -656,16 +677,17 @@ def test_a_pinned_endpoint_that_is_invalid_is_refused_and_can_be_asked_about():
     assert "interfaceName" in rig.graph.refusal_of(key)
 
 
-def test_a_full_resync_ends_a_confirmed_pin_that_the_datastore_no_longer_knows():
+def test_a_resync_that_does_not_show_a_pinned_endpoint_yet_does_not_remove_it():
+    """cni/ports.py P1."""
     rig = Rig(PROD)
     rig.graph.pin(*WEB)
     rig.graph.confirm(WEB[0], 50)
+    rig.flush()
     rig.graph.on_status(SyncStatus.RESYNC)
-    rig.flush()
-    assert WEB[0] in rig.contents.endpoints
+    rig.graph.on_updates([Update(*PROD, 2)])
     rig.graph.on_status(SyncStatus.IN_SYNC)
-    rig.flush()
-    assert rig.contents.endpoints == {}
+    assert rig.flush() == []
+    assert WEB[0] in rig.contents.endpoints
 
 
 # -- helping ourselves ---------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from felix.calc.overlay import EndpointOverlay
-from libcalico.syncer.api import SyncStatus, Update
+from libcalico.syncer.api import Update
 from tests.support.calc import ELSEWHERE, wep
 
 KEY, ONE = wep("w", "10.0.0.1")
@@ -18,11 +18,6 @@ def overlay() -> EndpointOverlay:
     return EndpointOverlay("here")
 
 
-def resync(overlay: EndpointOverlay) -> list[Update]:
-    assert overlay.on_status(SyncStatus.RESYNC) == []
-    return overlay.on_status(SyncStatus.IN_SYNC)
-
-
 def say(overlay: EndpointOverlay, value: object | None, revision: int) -> object | None:
     return overlay.on_update(KEY, Update(KEY, value, revision)).value
 
@@ -33,7 +28,6 @@ def test_without_calls_the_datastore_speaks(overlay):
     assert overlay.on_update(KEY, update) is update
     gone = Update(KEY, None, 6)
     assert overlay.on_update(KEY, gone) is gone
-    assert resync(overlay) == []
     assert overlay.dump() == {}
 
 
@@ -56,20 +50,18 @@ def test_an_echo_before_the_confirmation_is_shown_with_it(overlay):
     assert released.value is TWO
 
 
-def test_an_unconfirmed_pin_survives_any_resync(overlay):
-    overlay.pin(KEY, ONE)
-    assert resync(overlay) == []
-    assert say(overlay, None, 99) is ONE
-
-
-def test_a_resync_begun_after_the_confirmation_ends_the_pin(overlay):
+def test_only_its_own_key_ends_a_pin(overlay):
     """E3."""
     overlay.pin(KEY, ONE)
-    overlay.on_status(SyncStatus.RESYNC)
     overlay.confirm(KEY, 10)
-    assert overlay.on_status(SyncStatus.IN_SYNC) == []
-    assert [(item.key, item.value) for item in resync(overlay)] == [(KEY, None)]
-    assert resync(overlay) == []
+    overlay.on_update(REMOTE_KEY, Update(REMOTE_KEY, REMOTE, 99))
+    assert overlay.held_keys() == {KEY}
+    assert say(overlay, None, 9) is ONE
+
+
+def test_nothing_the_syncer_says_ends_an_unconfirmed_pin(overlay):
+    overlay.pin(KEY, ONE)
+    assert say(overlay, None, 99) is ONE
 
 
 def test_a_new_pin_replaces_the_old_one_and_needs_its_own_confirmation(overlay):
@@ -116,13 +108,13 @@ def test_retracting_what_nobody_knows_holds_nothing(overlay):
     assert say(overlay, TWO, 3) is TWO
 
 
-def test_a_resync_ends_a_retraction_that_the_datastore_does_not_share(overlay):
-    """E3: DEL could not delete the object."""
+def test_a_retracted_endpoint_that_could_not_be_deleted_stays_hidden(overlay):
+    """E2: the pod is gone, whatever the datastore says; only something newer counts."""
     say(overlay, ONE, 5)
     overlay.retract(KEY)
-    overlay.on_status(SyncStatus.RESYNC)
     assert say(overlay, ONE, 5) is None
-    assert [item.value for item in overlay.on_status(SyncStatus.IN_SYNC)] == [ONE]
+    assert say(overlay, ONE, 5) is None
+    assert overlay.held_keys() == {KEY}
 
 
 def test_confirming_a_retracted_endpoint_is_nothing(overlay):
