@@ -57,21 +57,7 @@ class ControlServer:
                 self.drop(client)
 
     def answer(self, line: bytes) -> dict[str, Any]:
-        """One request. Never raises for what a client can get wrong."""
-        try:
-            request = json.loads(line)
-        except ValueError as err:
-            return {"error": f"not JSON: {err}"}
-        if not isinstance(request, dict):
-            return {"error": "a request is a JSON object"}
-        command = self._commands.get(str(request.get("command")))
-        if command is None:
-            known = ", ".join(sorted(self._commands))
-            return {"error": f"unknown command {request.get('command')!r}, known are: {known}"}
-        try:
-            return command(request)
-        except SuiteError as err:
-            return {"error": str(err)}
+        return answer(self._commands, line)
 
     def drop(self, client: _Client) -> None:
         self._events.forget(client.sock)
@@ -147,6 +133,24 @@ class _Client:
             self._since = None
             self.unsent = json.dumps(self._server.answer(line)).encode() + b"\n"
         self._server.watch(self)
+
+
+def answer(commands: Mapping[str, Command], line: bytes) -> dict[str, Any]:
+    """One request. Never raises for what a client can get wrong."""
+    try:
+        request = json.loads(line)
+    except ValueError as err:
+        return {"error": f"not JSON: {err}"}
+    if not isinstance(request, dict):
+        return {"error": "a request is a JSON object"}
+    command = commands.get(str(request.get("command")))
+    if command is None:
+        known = ", ".join(sorted(commands))
+        return {"error": f"unknown command {request.get('command')!r}, known are: {known}"}
+    try:
+        return command(request)
+    except SuiteError as err:
+        return {"error": str(err)}
 
 
 def required(request: Request, name: str) -> str:

@@ -423,7 +423,11 @@ def parse_neighbors(text: str, own_addresses: dict[Family, str]) -> Neighbors:
     """Read exabgp.conf with a fresh parser. Errors: ConfigError; nothing else is touched.
 
     `own_addresses` is the source of neighbours without local-address, for passive connections."""
+    if all(not line.strip() or line.lstrip().startswith("#") for line in text.splitlines()):
+        return Neighbors({})  # stock calls a file without sections an error
     configuration = Configuration([text], text=True)
+    # Only set for files; `run` in a process section (which we ignore) looks at it.
+    configuration.tokeniser.iterate.fname = "exabgp.conf"
     if not configuration.reload():
         reason = " ".join(str(configuration.error).split())
         raise ConfigError("exabgp.conf", "configuration", reason or "does not parse")
