@@ -109,6 +109,7 @@ def test_a_value_that_does_not_fit(name: str, value: Any, errors: list[str]) -> 
 def test_anything_finite_fits_a_free_member() -> None:
     value = {"a": [1, None, {"b": 1.5}]}
     assert _read(Free(), value) == (value, [])
+    assert _read(Free(), {"a": {"b": float("nan")}})[1] == ["json: unsupported value: NaN"]
     assert _read(Free(), [float("inf")]) == (None, ["json: unsupported value: +Inf"])
 
 
