@@ -125,6 +125,12 @@ class FelixConfig(InertParams):
         "", parse=parse.text, local_only=True, name="TyphaURISAN", doc="URI SAN typha must show."
     )
 
+    openstack_region: str = setting(
+        "",
+        parse=forms.region,
+        doc="Region of an OpenStack cloud; set: virtual machines may ask this host for DHCP.",
+    )
+
     # --- facts from Node and ClusterInformation ---
     cluster_guid: str = param(
         "", parse=parse.text, name="ClusterGUID", doc="From ClusterInformation."

@@ -3,7 +3,7 @@
 Layer: felix.config, pure. `FelixConfig` (felix/config.py) extends this table, so users see one flat
 configuration. They exist so that a Calico user's felix.cfg, environment and FelixConfiguration
 objects keep working: a typo is still refused, a bad value still named. They belong to parts that
-Brindle does not have: the eBPF and XDP dataplanes, WireGuard, OpenStack, Windows, Istio, flow logs,
+Brindle does not have: the eBPF and XDP dataplanes, WireGuard, Windows, Istio, flow logs,
 AWS, the Go runtime. A row moves to felix/config.py when something starts to act on it.
 
 Source: reference/datamodel.md 1.9; Calico felix/config/config_params.go.
@@ -31,12 +31,11 @@ _SWITCH = parse.one_of("Enabled", "Disabled")
 class InertParams:
     """One row per parameter: default, parser, Calico's raw name where ours does not give it."""
 
-    # The dataplane driver of long ago, and OpenStack.
+    # The dataplane driver of long ago, and OpenStack's metadata service.
     use_internal_dataplane_driver: bool = param(True, parse=parse.boolean)
     dataplane_driver: str = param("calico-iptables-plugin", parse=parse.text)
     metadata_addr: str = param("127.0.0.1", parse=parse.text)
     metadata_port: int = param(8775, parse=_PORT_NUMBER)
-    openstack_region: str = param("", parse=parse.text)
     sidecar_acceleration_enabled: bool = param(False, parse=parse.boolean)
     usage_reporting_enabled: bool = param(True, parse=parse.boolean)
     usage_reporting_initial_delay_s: float = param(

@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 _INTERFACE = re.compile(r"[a-zA-Z0-9_.-]{1,15}")
 _INTERFACE_FILTER = re.compile(r"[a-zA-Z0-9:._+-]{1,15}")
+_DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 _TIMEOUT_NAMES = (
     "CreationGracePeriod",
     "TCPSynSent",
@@ -32,6 +33,7 @@ _TIMEOUT_NAMES = (
     "ICMPTimeout",
 )
 MAX_NODE_PORT_RANGES = 7
+MAX_REGION = 46
 # Linux keeps the tables 253, 254 and 255 for itself; above 255 any 32-bit number goes.
 MAX_ROUTE_TABLES = 65535
 
@@ -84,6 +86,16 @@ def interface_prefixes(raw: str) -> tuple[str, ...]:
     if any(len(prefix) > 14 for prefix in prefixes):
         raise ValueError("a prefix has at most 14 characters")
     return prefixes
+
+
+def region(raw: str) -> str:
+    """An OpenStack region: a DNS label short enough for a key of the datastore."""
+    value = raw.strip()
+    if len(value) > MAX_REGION:
+        raise ValueError("is too long")
+    if not _DNS_LABEL.fullmatch(value):
+        raise ValueError("must be a valid DNS label")
+    return value
 
 
 def node_port_ranges(raw: str) -> tuple[PortRange, ...]:
