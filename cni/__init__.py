@@ -2,7 +2,7 @@
 
 How felix hosts it (one datastore connection, one syncer):
 
-    facts = ClusterFacts()                      # cni.facts: a SyncSink, fed with felix's updates;
+    facts = ClusterFacts(node_name)             # cni.facts: a SyncSink, fed with felix's updates;
                                                 # needs IPAM's config key besides the v3 kinds
     agent = Agent(
         programmer,                             # felix's implementation of cni.ports

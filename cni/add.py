@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 
 from cni import netconf, results, veth
 from cni.addresses import AddressManager
-from cni.endpoints import EndpointStore, Stored, build
+from cni.endpoints import EndpointStore, build
+from cni.facts import Stored
 from cni.identity import Workload, identify
 from cni.netconf import NetConf
 from cni.ports import EndpointProgrammer, HostSettings

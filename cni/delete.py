@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from cni import netconf, veth
 from cni.addresses import AddressManager
-from cni.endpoints import EndpointStore, Stored
+from cni.endpoints import EndpointStore
+from cni.facts import Stored
 from cni.identity import identify
 from cni.ports import EndpointProgrammer
 from cni.skel import CniError, Code, Request

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import msgspec
 
-from cni.facts import ClusterFacts
+from cni.facts import ClusterFacts, Stored
 from cni.identity import KUBERNETES, Workload
 from cni.netconf import NetConf
 from cni.veth import host_cidr
 from libcalico.datastore.api import Datastore
-from libcalico.errors import AlreadyExists, InvalidInput, NotFound, RevisionConflict
+from libcalico.errors import (
+    AlreadyExists,
+    InvalidInput,
+    NotFound,
+    RevisionConflict,
+    Transient,
+)
 from libcalico.model import ClusterInformation, Profile, WorkloadEndpoint
 from libcalico.model.codec import decode, encode
 from libcalico.model.endpoints import WorkloadEndpointSpec
@@ -34,19 +39,6 @@ from libcalico.model.policy import EntityRule, ProfileSpec, Rule
 
 MAX_ATTEMPTS = 5
 DEFAULT_SERVICE_ACCOUNT = "default"
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """One endpoint as it stands in the datastore."""
-
-    key: ResourceKey
-    endpoint: WorkloadEndpoint
-    revision: int
-
-    @property
-    def container_id(self) -> str:
-        return self.endpoint.spec.container_id or ""
 
 
 def profiles_of(workload: Workload, conf: NetConf) -> tuple[str, ...]:
@@ -113,12 +105,21 @@ class EndpointStore:
         return bool(information.spec.datastore_ready)
 
     async def find(self, workload: Workload) -> list[Stored]:
-        """Every endpoint of the workload."""
-        prefix = prefix_of("WorkloadEndpoint", workload.key.namespace) + workload.name_prefix
-        return [s for s in await self._list(prefix) if workload.is_same_workload(s.key.name)]
+        """Every endpoint of the workload, from what felix knows of its own node if it does."""
+        local = self._facts.local if self._facts is not None and self._facts.in_sync else None
+        if local is not None and not local.is_uncertain(workload.key):
+            found = local.under(workload.key.namespace, workload.name_prefix)
+        else:
+            prefix = prefix_of("WorkloadEndpoint", workload.key.namespace) + workload.name_prefix
+            found = await self._list(prefix)
+            if local is not None:
+                local.note_read(workload.key)
+        return [stored for stored in found if workload.is_same_workload(stored.key.name)]
 
     async def on_node(self, node: str) -> list[Stored]:
-        """Every endpoint that says it is on the node. Reads all endpoints: for GC only."""
+        """Every endpoint that says it is on the node; for GC."""
+        if self._facts is not None and self._facts.in_sync:
+            return self._facts.local.all()
         listed = await self._list(prefix_of("WorkloadEndpoint"))
         return [stored for stored in listed if stored.endpoint.spec.node == node]
 
@@ -143,13 +144,30 @@ class EndpointStore:
         request does not set stay). Returns the mod revision. Errors: AlreadyExists, NotFound,
         RevisionConflict: somebody else wrote the endpoint since it was read."""
         metadata = endpoint.metadata
-        path = path_of(ResourceKey("WorkloadEndpoint", metadata.name, metadata.namespace))
+        key = ResourceKey("WorkloadEndpoint", metadata.name, metadata.namespace)
+        complete = self._complete(endpoint, existing)
+        try:
+            revision = await self._write(key, encode(complete), existing)
+        except Transient:
+            if self._facts is not None:
+                self._facts.local.note_uncertain(key)
+            raise
+        if self._facts is not None:
+            self._facts.local.note_written(Stored(key, complete, revision))
+        return revision
+
+    async def _write(self, key: ResourceKey, value: bytes, existing: Stored | None) -> int:
+        if existing is None:
+            return await self._datastore.create(path_of(key), value)
+        return await self._datastore.update(path_of(key), value, existing.revision)
+
+    def _complete(self, endpoint: WorkloadEndpoint, existing: Stored | None) -> WorkloadEndpoint:
+        metadata = endpoint.metadata
         if existing is None:
             stamped = msgspec.structs.replace(
                 metadata, uid=str(uuid.uuid4()), creation_timestamp=self._stamp()
             )
-            value = encode(msgspec.structs.replace(endpoint, metadata=stamped))
-            return await self._datastore.create(path, value)
+            return msgspec.structs.replace(endpoint, metadata=stamped)
         before = existing.endpoint.metadata
         kept = msgspec.structs.replace(
             before,
@@ -157,11 +175,15 @@ class EndpointStore:
             uid=before.uid or str(uuid.uuid4()),
             creation_timestamp=before.creation_timestamp or self._stamp(),
         )
-        value = encode(msgspec.structs.replace(endpoint, metadata=kept))
-        return await self._datastore.update(path, value, existing.revision)
+        return msgspec.structs.replace(endpoint, metadata=kept)
 
     async def delete(self, stored: Stored) -> None:
         """Delete it unless another container has taken it over meanwhile. Gone is fine."""
+        await self._delete(stored)
+        if self._facts is not None:
+            self._facts.local.note_deleted(stored)
+
+    async def _delete(self, stored: Stored) -> None:
         path = path_of(stored.key)
         revision = stored.revision
         for _ in range(MAX_ATTEMPTS):

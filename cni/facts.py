@@ -5,20 +5,25 @@ Layer: pure (a SyncSink). Fed by felix.daemon with the updates felix sees anyway
 
   F1  a fact may be a moment old; whatever is written on its strength is compared and swapped;
   F2  before the first in-sync there are no facts: `Transient`, which CNI turns into "try again";
-  F3  derived values (pools, reservations) are computed once per change, not once per ADD.
-Fed with: IPPool, IPReservation, Node, Profile, ClusterInformation, and the IPAM configuration.
+  F3  derived values (pools, reservations) are computed once per change, not once per ADD;
+  F4  the node's own endpoints are known with the agent's writes already in them: an echo of the
+      datastore that is older than such a write changes nothing; where a write's outcome is unknown
+      (its answer was lost) the endpoint is uncertain, and is read before anything is concluded.
+Fed with: WorkloadEndpoint, IPPool, IPReservation, Node, Profile, ClusterInformation, and the IPAM
+configuration.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from ipam.client.source import Facts
 from ipam.pools import Pool, from_resource
 from ipam.reservations import Reservations
 from libcalico.errors import DatastoreUnavailable, NotFound
-from libcalico.model import ClusterInformation, IPPool, IPReservation, Node
+from libcalico.model import ClusterInformation, IPPool, IPReservation, Node, WorkloadEndpoint
 from libcalico.model.ipam import MISSING_IPAM_CONFIG, IpamConfig
 from libcalico.model.keys import IpamConfigKey, Key, ResourceKey, identifier
 from libcalico.net import AddressError
@@ -30,10 +35,74 @@ _KINDS = frozenset({"IPPool", "IPReservation", "Node", "Profile", "ClusterInform
 _DERIVED_FROM = frozenset({"IPPool", "IPReservation"})
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One endpoint as it stands in the datastore."""
+
+    key: ResourceKey
+    endpoint: WorkloadEndpoint
+    revision: int
+
+    @property
+    def container_id(self) -> str:
+        return self.endpoint.spec.container_id or ""
+
+
+class LocalEndpoints:
+    """The endpoints of one node, from the syncer and from the agent's own writes (F4)."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._stored_by_key: dict[ResourceKey, Stored] = {}
+        # Endpoints we deleted, with the revision that was deleted, until the delete is echoed.
+        self._deleted: dict[ResourceKey, int] = {}
+        self._uncertain: set[ResourceKey] = set()
+
+    def on_update(self, key: ResourceKey, value: object | None, revision: int) -> None:
+        known = self._stored_by_key.get(key)
+        if not isinstance(value, WorkloadEndpoint) or value.spec.node != self._node:
+            self._deleted.pop(key, None)
+            if known is not None and known.revision <= revision:
+                del self._stored_by_key[key]
+            return
+        is_old = revision <= self._deleted.get(key, 0)
+        if not is_old and (known is None or known.revision <= revision):
+            self._stored_by_key[key] = Stored(key, value, revision)
+
+    def note_written(self, stored: Stored) -> None:
+        self._stored_by_key[stored.key] = stored
+
+    def note_deleted(self, stored: Stored) -> None:
+        self._stored_by_key.pop(stored.key, None)
+        self._deleted[stored.key] = stored.revision
+
+    def note_uncertain(self, key: ResourceKey) -> None:
+        self._uncertain.add(key)
+
+    def is_uncertain(self, key: ResourceKey) -> bool:
+        return key in self._uncertain
+
+    def note_read(self, key: ResourceKey) -> None:
+        """The datastore has been asked: what a lost write left is known to the caller."""
+        self._uncertain.discard(key)
+
+    def under(self, namespace: str, name_prefix: str) -> list[Stored]:
+        """Those whose name begins so. A node has hundreds: looking at each costs microseconds."""
+        return [
+            stored
+            for key, stored in self._stored_by_key.items()
+            if key.namespace == namespace and key.name.startswith(name_prefix)
+        ]
+
+    def all(self) -> list[Stored]:
+        return list(self._stored_by_key.values())
+
+
 class ClusterFacts:
     """The facts of one node's agent."""
 
-    def __init__(self) -> None:
+    def __init__(self, node: str) -> None:
+        self.local = LocalEndpoints(node)
         self._pools: dict[str, IPPool] = {}
         self._reservations: dict[str, IPReservation] = {}
         self._nodes: dict[str, Node] = {}
@@ -47,7 +116,11 @@ class ClusterFacts:
 
     def on_updates(self, updates: Sequence[Update]) -> None:
         for update in updates:
-            self._on_update(update.key, update.value)
+            key = update.key
+            if isinstance(key, ResourceKey) and key.kind == "WorkloadEndpoint":
+                self.local.on_update(key, update.value, update.revision)
+            else:
+                self._on_update(key, update.value)
 
     def on_status(self, status: SyncStatus) -> None:
         self._in_sync = self._in_sync or status is SyncStatus.IN_SYNC
@@ -76,6 +149,10 @@ class ClusterFacts:
                 self._is_datastore_ready = bool(ready)
 
     # --- read ---------------------------------------------------------------------------------
+
+    @property
+    def in_sync(self) -> bool:
+        return self._in_sync
 
     def is_datastore_ready(self) -> bool:
         """False while the datastore is locked, or before ClusterInformation was seen."""

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from cni import netconf
 from cni.addresses import AddressManager
 from cni.delete import DeleteOperation
-from cni.endpoints import EndpointStore, Stored
+from cni.endpoints import EndpointStore
+from cni.facts import Stored
 from cni.identity import CNI, DEFAULT_NAMESPACE, KUBERNETES
 from cni.ports import EndpointProgrammer
 from cni.skel import CniError, Code, Request

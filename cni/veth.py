@@ -42,6 +42,7 @@ from libcalico.netlink import (
     get_link,
     list_addresses,
     list_routes,
+    resolve_route,
     run_in_namespace,
     set_address,
 )
@@ -52,6 +53,8 @@ GATEWAY_V4 = "169.254.1.1"
 # The link-local address that follows from HOST_MAC (RFC 4291 appendix A).
 GATEWAY_V6 = "fe80::ecee:eeff:feee:eeee"
 DEFAULT_MTU = 1500
+# Addresses of nobody (RFC 5737, RFC 3849): the kernel is asked where it would send them.
+_SOMEWHERE = ("203.0.113.1", "2001:db8:ffff::1")
 LOOPBACK = 1
 PROC_SYS_NET = Path("/proc/sys/net")
 _IFINDEX_GONE = (errno.ENODEV, errno.ENXIO)
@@ -192,15 +195,14 @@ def host_cidr(address: str) -> str:
 
 
 def uplink_mtu(host: NetlinkSocket) -> int:
-    """The smallest MTU of the interfaces that carry a default route; 1500 when there is none."""
-    indexes = {
-        hop.ifindex
-        for family, dst in ((AF_INET, "0.0.0.0/0"), (AF_INET6, "::/0"))
-        for route in host.query(list_routes(family))
-        if route.dst == dst
-        for hop in route.nexthops
-    }
-    sizes = [host.query_one(get_link(index)).mtu_bytes for index in indexes if index]
+    """The MTU of the interface that carries the default route (the smaller, when the families
+    differ); 1500 when there is none. Asks for one route each: a dump could be a whole table."""
+    indexes = set()
+    for somewhere in _SOMEWHERE:
+        with contextlib.suppress(ProgrammingFailed):
+            route = host.query_one(resolve_route(somewhere))
+            indexes |= {hop.ifindex for hop in route.nexthops}
+    sizes = [host.query_one(get_link(index)).mtu_bytes for index in indexes - {0, LOOPBACK}]
     return min(sizes, default=DEFAULT_MTU)
 
 

@@ -181,7 +181,7 @@ class Felix:
             lambda: local.live.config,
             clock=process.clock,
         )
-        self.facts = ClusterFacts()
+        self.facts = ClusterFacts(local.node)
         self.syncer = WatchSyncer(
             edges.datastore,
             PREFIXES,

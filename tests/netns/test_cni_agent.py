@@ -31,8 +31,9 @@ async def add(agent: AgentNode, pod: Namespace, **arguments):
     return await agent.call("ADD", CNI_NETNS=pod.path, **arguments)
 
 
-async def test_an_add_wires_records_and_answers(node, pod, tmp_path):
-    async with agent_node(node, tmp_path) as agent:
+@pytest.mark.parametrize("with_facts", [True, False])
+async def test_an_add_wires_records_and_answers(node, pod, tmp_path, with_facts):
+    async with agent_node(node, tmp_path, with_facts=with_facts) as agent:
         code, result = await add(agent, pod)
         assert code == 0, result
         host, inside = result["interfaces"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +19,7 @@ from cni import install
 from cni.addresses import Addresses
 from cni.agent import Agent
 from cni.endpoints import EndpointStore
+from cni.facts import ClusterFacts
 from cni.ports import HostSettings
 from ipam.client import IpamClient
 from libcalico.errors import ProgrammingFailed
@@ -26,13 +27,17 @@ from libcalico.model import IPPool, Node, WorkloadEndpoint
 from libcalico.model.codec import encode
 from libcalico.model.defaults import initial_cluster_information, with_defaults
 from libcalico.model.ippool import IPPoolSpec
-from libcalico.model.keys import ResourceKey, key_of, path_of
+from libcalico.model.keys import IpamConfigKey, ResourceKey, key_of, path_of, prefix_of
 from libcalico.model.meta import ObjectMeta
 from libcalico.netlink.namespace import _set_namespace
+from libcalico.syncer.api import SyncStatus, Update
+from libcalico.syncer.watcher import WatchSyncer
 from libcalico.testing.datastore import MemoryDatastore
 from tests.support.netns import Namespace
 
 NODE = "node-1"
+_KINDS = ("WorkloadEndpoint", "IPPool", "IPReservation", "Node", "Profile", "ClusterInformation")
+SYNCED = [*map(prefix_of, _KINDS), path_of(IpamConfigKey())]
 CONF: dict[str, Any] = {
     "cniVersion": "1.0.0",
     "name": "net",
@@ -93,14 +98,17 @@ def seeded_datastore() -> MemoryDatastore:
 class AgentNode:
     """One node: run plugins with `call`, look at `datastore` and `programmer`."""
 
-    def __init__(self, node: Namespace, folder: Path) -> None:
+    def __init__(self, node: Namespace, folder: Path, facts: ClusterFacts | None) -> None:
         self.node = node
+        self.facts = facts
         self.socket_path = folder / "cni.sock"
         self.bin_dir = folder / "bin"
         self.datastore = seeded_datastore()
         self.programmer = RecordingProgrammer()
         self.ipam = IpamClient(self.datastore)
-        self.agent = Agent(self.programmer, EndpointStore(self.datastore), Addresses(self.ipam))
+        self.agent = Agent(
+            self.programmer, EndpointStore(self.datastore, facts), Addresses(self.ipam)
+        )
         install.install(self.bin_dir, None, socket_path=self.socket_path, conflist=b"")
 
     async def start(
@@ -151,22 +159,47 @@ class AgentNode:
         return left + [key.name for key in self.programmer.programmed]
 
 
+class _Fed:
+    """A sink in front of the facts that tells when they are complete."""
+
+    def __init__(self, facts: ClusterFacts) -> None:
+        self._facts = facts
+        self.in_sync = asyncio.Event()
+
+    def on_updates(self, updates: Sequence[Update]) -> None:
+        self._facts.on_updates(updates)
+
+    def on_status(self, status: SyncStatus) -> None:
+        self._facts.on_status(status)
+        if status is SyncStatus.IN_SYNC:
+            self.in_sync.set()
+
+
 @asynccontextmanager
-async def agent_node(node: Namespace, folder: Path) -> AsyncIterator[AgentNode]:
-    """Serve the agent until the block ends."""
+async def agent_node(
+    node: Namespace, folder: Path, *, with_facts: bool = True
+) -> AsyncIterator[AgentNode]:
+    """Serve the agent until the block ends; with facts from a syncer, as felix does, or without."""
     fd = os.open(node.path, os.O_RDONLY | os.O_CLOEXEC)
     executor = ThreadPoolExecutor(8, initializer=lambda: _set_namespace(fd, node.path))
     asyncio.get_running_loop().set_default_executor(executor)
-    serving = None
+    serving = syncing = None
     try:
-        made = AgentNode(node, folder)
+        facts = ClusterFacts(NODE) if with_facts else None
+        made = AgentNode(node, folder, facts)
+        if facts is not None:
+            fed = _Fed(facts)
+            syncing = asyncio.ensure_future(WatchSyncer(made.datastore, SYNCED, fed).run())
+            async with asyncio.timeout(5):
+                await fed.in_sync.wait()
         serving = asyncio.ensure_future(made.agent.serve(made.socket_path))
         # One turn of the loop binds the socket: serve() does so before its first await.
         await asyncio.sleep(0)
         yield made
     finally:
-        if serving is not None:
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
+        running = [task for task in (serving, syncing) if task is not None]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
         executor.shutdown(wait=True)
         os.close(fd)
