@@ -128,19 +128,21 @@ def _protocols(rule: CompiledRule, family: int | None) -> list[Conjunction]:
         fixed.append(of_protocol(rule.protocol))
     if rule.not_protocol is not None:
         fixed.append(of_protocol(rule.not_protocol, negated=True))
-    if family is None or not (rule.icmp or rule.not_icmp):
-        return _behind_ports(rule, tuple(fixed))
+    found = _behind_ports(rule, tuple(fixed))
+    if family is None:
+        return found  # ICMP conditions make a rule per family
     is_icmp = of_protocol(ICMP_PROTOCOL[family])
-    found: list[Conjunction] = [(*fixed,)]
     if rule.icmp is not None:
-        found = [(*fixed, is_icmp, *_icmp(rule.icmp.type, rule.icmp.code, family))]
-    if rule.not_icmp is None:
-        return found
+        wanted = (is_icmp, *_icmp(rule.icmp.type, rule.icmp.code, family))
+        found = [(*one, *wanted) for one in found]
+    if rule.not_icmp is None or rule.protocol not in (None, ICMP_PROTOCOL[family]):
+        return found  # another protocol has no ICMP messages to exclude
     excluded = (is_icmp, *_not_icmp(rule.not_icmp.type, rule.not_icmp.code, family))
-    behind = [(*found[0], *excluded)]
+    behind = [(*one, *excluded) for one in found]
     if rule.protocol is None and rule.icmp is None:
-        # Any other protocol matches "not this ICMP message" too.
-        behind.append((*found[0], of_protocol(ICMP_PROTOCOL[family], negated=True)))
+        # Any other protocol is not this ICMP message either.
+        other = of_protocol(ICMP_PROTOCOL[family], negated=True)
+        behind += [(*one, other) for one in found]
     return behind
 
 

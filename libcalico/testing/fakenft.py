@@ -398,10 +398,10 @@ class FakeNft:
                     refuse(errno.ENOMEM)
             key = (element.key, element.key_end, element.is_end)
             present = members.elements.get(key)
-            if present is not None and present.value != element.value:
-                refuse(errno.EBUSY)
             if present is not None and message.flags & _EXCL:
                 refuse(errno.EEXIST)
+            if present is not None and present.value != element.value:
+                refuse(errno.EBUSY)
             members.elements[key] = element
 
     def _delete_elements(

@@ -112,7 +112,7 @@ class FakeSet:
             inside = False
             for element in sorted(self.elements.values(), key=lambda e: (e.key, not e.is_end)):
                 if element.is_end != inside:
-                    refuse(errno.ENOTEMPTY)
+                    refuse(errno.EEXIST)
                 inside = not element.is_end
         elif self.fields:
             self._check_boxes()
@@ -126,7 +126,7 @@ class FakeSet:
                     first[a:b] <= other_last[a:b] and other_first[a:b] <= last[a:b]
                     for a, b in places
                 ):
-                    refuse(errno.ENOTEMPTY)
+                    refuse(errno.EEXIST)
 
 
 def _field_places(fields: tuple[int, ...]) -> Iterator[tuple[int, int]]:
@@ -196,7 +196,7 @@ class FakeTable:
 
         def depth(name: str) -> int:
             if name in active:
-                refuse(errno.ELOOP)
+                refuse(errno.EMLINK)
             if name not in depth_by_chain:
                 active.add(name)
                 below = [depth(target) for target in self.targets(self.chains[name])]

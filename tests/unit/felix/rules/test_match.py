@@ -116,6 +116,10 @@ ICMPV6 = allow(protocol=58, icmp=IcmpMatch(128))
 NOT_ICMP = allow(protocol=1, not_icmp=IcmpMatch(8))
 NOT_ICMP_PAIR = allow(protocol=1, not_icmp=IcmpMatch(3, 4))
 NOT_ICMP_ANY = allow(not_icmp=IcmpMatch(8))
+NOT_ICMP_TCP = allow(protocol=6, not_icmp=IcmpMatch(8))
+NOT_ICMP_NAMED = allow(
+    not_icmp=IcmpMatch(8), destination=EntityMatch(not_named_port_sets=("n:http",))
+)
 ICMP_PROTOCOL = allow(protocol=1)
 UNMATCHABLE = allow(unmatchable=True)
 LITE = allow(protocol=136)
@@ -178,6 +182,10 @@ CASES = [
     (NOT_ICMP_PAIR, ping(8, 4), True),
     (NOT_ICMP_ANY, ping(), False), (NOT_ICMP_ANY, ping(0), True), (NOT_ICMP_ANY, tcp(), True),
     (NOT_ICMP_ANY, ping6(8), False), (NOT_ICMP_ANY, ping6(), True),
+    (NOT_ICMP_TCP, tcp(), True), (NOT_ICMP_TCP, udp(), False), (NOT_ICMP_TCP, ping(0), False),
+    (NOT_ICMP_NAMED, tcp(dport=8080), False), (NOT_ICMP_NAMED, tcp(), True),
+    (NOT_ICMP_NAMED, ping(), False), (NOT_ICMP_NAMED, ping(0), True),
+    (NOT_ICMP_NAMED, Packet("10.0.0.1", "10.0.0.2", 89), True),
     # ICMP implies its family
     (ICMP_PROTOCOL, ping(), True),
     (ICMP_PROTOCOL, Packet("fd00::1", "fd00::2", 1), False),
