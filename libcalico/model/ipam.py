@@ -34,9 +34,7 @@ class AllocationAttribute(Model, frozen=True, kw_only=True):
 
     handle_id: str | None = None
     secondary: dict[str, str] = field(default_factory=dict)
-    alternate_owner_attrs: dict[str, str] = field(
-        default_factory=dict, name="alternateOwnerAttrs"
-    )
+    alternate_owner_attrs: dict[str, str] = field(default_factory=dict, name="alternateOwnerAttrs")
     released_at: str | None = field(default=None, name="releasedAt")
 
 
