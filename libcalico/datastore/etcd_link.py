@@ -124,6 +124,10 @@ class Link:
             if self._retired and self._users == 0:
                 await self._channel.close()
 
+    @property
+    def is_in_use(self) -> bool:
+        return self._users > 0
+
     async def retire(self, *, now: bool) -> None:
         """Close as soon as nobody uses the channel, or right away."""
         self._retired = True
@@ -279,8 +283,8 @@ class Connection:
 
     async def _retire_all(self) -> None:
         links, self._links = self._links, {}
+        self._retiring = {link for link in self._retiring if link.is_in_use} | set(links.values())
         for link in links.values():
-            self._retiring.add(link)
             await link.retire(now=False)
 
     async def _metadata(self, link: Link) -> Metadata:

@@ -34,6 +34,8 @@ class Authority:
         _openssl(
             "req", "-x509", "-new", "-key", str(self._key), "-subj", f"/CN={name}",
             "-days", "30", "-out", str(self.certificate),
+            # Strict verifiers (Python 3.13 is one) want it said what a CA's key is for.
+            "-addext", "keyUsage=critical,keyCertSign,cRLSign",
         )  # fmt: skip
 
     def issue(
@@ -55,6 +57,7 @@ class Authority:
         _openssl("req", "-new", "-key", str(new_key), "-subj", f"/CN={name}", "-out", str(request))
         extensions.write_text(
             f"subjectAltName={','.join(names)}\nextendedKeyUsage=serverAuth,clientAuth\n"
+            "subjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
         )
         _openssl(
             "x509", "-req", "-in", str(request), "-CA", str(self.certificate),

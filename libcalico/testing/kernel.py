@@ -230,10 +230,13 @@ class FakeKernel:
                 self.writes.append(Written("set", sysctl.path))
         return refused
 
-    async def forget_address(self, address: str) -> int:
-        self._maybe_raise("forget", address)
-        self.writes.append(Written("forget", address))
-        return self.connections.pop(address, 0)
+    async def forget_addresses(self, addresses: Sequence[str]) -> int:
+        count = 0
+        for address in addresses:
+            self._maybe_raise("forget", address)
+            self.writes.append(Written("forget", address))
+            count += self.connections.pop(address, 0)
+        return count
 
     # ------------------------------------------------------------------------------ inside
 
