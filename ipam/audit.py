@@ -21,13 +21,14 @@ from itertools import groupby
 
 from ipam import blocks
 from ipam.affinity import HOST, VIRTUAL
+from ipam.blocks import network_of_block
 from libcalico.datastore.api import EventType, KeyValue, WatchEvent
 from libcalico.errors import DecodeError
 from libcalico.model import codec
 from libcalico.model.endpoints import WorkloadEndpoint
 from libcalico.model.ipam import AFFINITY_CONFIRMED, AllocationAttribute, Block, BlockAffinity
 from libcalico.model.keys import BlockAffinityKey, BlockKey, Key, ResourceKey, parse
-from libcalico.net import Address, AddressError, address_of, parse_cidr, parse_cidr_or_ip
+from libcalico.net import Address, AddressError, address_of, parse_cidr_or_ip
 
 #: Keys an audit needs to see; whatever else is handed in is ignored.
 PREFIXES = ("/calico/ipam/v2/", "/calico/resources/v3/projectcalico.org/workloadendpoints/")
@@ -206,7 +207,7 @@ def audit(events: Iterable[Event]) -> list[Violation]:
 
 
 def _holders(block: Block) -> dict[Address, Holder]:
-    network = parse_cidr(block.cidr)
+    network = network_of_block(block.cidr)
     base = int(network.network_address)
     found: dict[Address, Holder] = {}
     for ordinal in range(len(block.allocations)):

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ipam import blocks, handles
 from ipam.affinity import Owner, Versioned
@@ -171,13 +172,17 @@ class _Batch:
         self, block: Block, known: Mapping[str, Versioned[Handle]], moment: Moment
     ) -> None:
         self._block = block
-        self._stored = BlockDraft(block)
         self._draft = BlockDraft(block)
         self._known = known
         self._moment = moment
         self._handles: dict[str, Handle | None] = {}
         self._plan = Plan([])
         self._released = False
+
+    @cached_property
+    def _stored(self) -> BlockDraft:
+        """The block as it was, to look for lost answers in."""
+        return BlockDraft(self._block)
 
     def run(self, attempts: Sequence[Attempt]) -> Plan:
         self._draft.collect(self._moment.now, self._moment.cooldown_s)

@@ -18,12 +18,13 @@ import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ipam.blocks import network_of_block
 from ipam.requests import WINDOWS_RESERVED_HANDLE, Release
 from libcalico.model.endpoints import WorkloadEndpoint
 from libcalico.model.ipam import AllocationAttribute, Block, Handle
 from libcalico.model.names import normal_handle_id
 from libcalico.model.node import Node
-from libcalico.net import Address, AddressError, address_of, parse_cidr, parse_cidr_or_ip
+from libcalico.net import Address, AddressError, address_of, parse_cidr_or_ip
 
 
 class Standing(enum.Enum):
@@ -116,7 +117,7 @@ def classify(blocks: Iterable[Block], owners: Owners) -> list[Allocation]:
 def _allocation(
     block: Block, ordinal: int, attribute: AllocationAttribute, owners: Owners
 ) -> Allocation:
-    network = parse_cidr(block.cidr)
+    network = network_of_block(block.cidr)
     address = address_of(network.version, int(network.network_address) + ordinal)
     named = owners.get(address, ())
     node = attribute.secondary.get("node")

@@ -59,8 +59,10 @@ class Reservations:
 
     def within(self, network: Network) -> tuple[Interval, ...]:
         """The reserved parts of a network."""
-        first, last = interval_of(network)
         intervals = self._of(network.version)
+        if not intervals:
+            return ()
+        first, last = interval_of(network)
         at = max(bisect_right(intervals, first, key=_FIRST) - 1, 0)
         found = []
         for low, high in intervals[at:]:

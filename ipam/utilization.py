@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from ipam.blocks import network_of_block
 from ipam.pools import Pool
 from ipam.reservations import Reservations
 from libcalico.model.ipam import Block
-from libcalico.net import Network, overlap, parse_cidr, sort_key
+from libcalico.net import Network, overlap, sort_key
 
 ORPHANS = "orphaned allocation blocks"
 
@@ -63,7 +64,7 @@ def utilization(
 
 
 def block_use(block: Block, reservations: Reservations) -> BlockUse:
-    cidr = parse_cidr(block.cidr)
+    cidr = network_of_block(block.cidr)
     capacity = 1 << (cidr.max_prefixlen - cidr.prefixlen)
     base = int(cidr.network_address)
     available = len(block.unallocated)

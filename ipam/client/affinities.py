@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from ipam import pools
 from ipam.affinity import HOST, Owner, owner_of
+from ipam.blocks import network_of_block
 from ipam.client.assign import Assigner
 from ipam.client.parts import Parts
 from ipam.errors import PoolRefused, RetriesExhausted
@@ -24,7 +25,7 @@ from libcalico.model.keys import (
     IpamHostKey,
     path_of,
 )
-from libcalico.net import Network, parse_cidr
+from libcalico.net import Network
 from libcalico.runtime import log
 
 LOG = log.get(__name__)
@@ -65,13 +66,13 @@ class AffinityClient:
         """Whoever owns the block. Errors: BlockNotEmpty."""
         owner = owner_of(block)
         if owner is not None:
-            cidr = parse_cidr(block.cidr)
+            cidr = network_of_block(block.cidr)
             await self._release_each([cidr], owner, must_be_empty=must_be_empty)
 
     async def release_host(self, owner: Owner, *, must_be_empty: bool) -> None:
         """Everything an owner has. Errors: the first, after all were tried."""
         cidrs = [
-            parse_cidr(cidr)
+            network_of_block(cidr)
             for version in (4, 6)
             for cidr in await self._records.affinities(owner, version)
         ]
@@ -85,7 +86,7 @@ class AffinityClient:
             pairs = [
                 (Owner(key.host, HOST), block)
                 for key, _ in listed
-                if (block := parse_cidr(key.cidr)).version == pool.version
+                if (block := network_of_block(key.cidr)).version == pool.version
                 and block.network_address in pool
             ]
             if not pairs:

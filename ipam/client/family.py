@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from ipam import affinity, blocks, pools
 from ipam.affinity import HOST, Versioned
 from ipam.batch import Assigned, AssignMany, BlockMissing
-from ipam.blocks import BlockDraft, Holder
+from ipam.blocks import BlockDraft, Holder, network_of_block
 from ipam.client.fanout import for_each
 from ipam.client.lane import Guard, Served, Terms
 from ipam.client.parts import Parts, give_back, owner_for
@@ -103,7 +103,7 @@ class Family:
         holdings = await self._parts.hosts.holdings(self._owner, self._version)
         for cidr in self._allowed(holdings.affinities):
             if await self._parts.claims.confirm(self._owner, cidr, self._reserved):
-                return parse_cidr(cidr)
+                return network_of_block(cidr)
         async with self._parts.search(self._owner, self._version):
             return parse_cidr(await self._claim_block(0))
 
@@ -135,7 +135,7 @@ class Family:
         """Side effect of §2.4: empty blocks of pools that no longer select this node go back."""
         holdings = await self._parts.hosts.holdings(self._owner, self._version)
         for cidr in [cidr for cidr in holdings.affinities if cidr not in holdings.checked]:
-            block = parse_cidr(cidr)
+            block = network_of_block(cidr)
             if pools.contains(selection.selecting, block):
                 continue
             pool = pools.pool_of(selection.enabled, block.network_address)
@@ -155,7 +155,7 @@ class Family:
         reservations = self._facts.reservations
         found = []
         for cidr in cidrs:
-            block = parse_cidr(cidr)
+            block = network_of_block(cidr)
             if pools.contains(self._usable, block) and not reservations.covers(block):
                 found.append(cidr)
         return found
@@ -233,7 +233,7 @@ class Family:
 
     def _take(self, cidr: str, served: Served) -> None:
         assert isinstance(served.value, Assigned)
-        network = parse_cidr(cidr)
+        network = network_of_block(cidr)
         self._got += [
             parse_interface(f"{network[ordinal]}/{network.prefixlen}")
             for ordinal in served.value.ordinals
@@ -258,7 +258,7 @@ class Family:
             if roomy is not None:
                 return roomy
             owned = sum(
-                pools.contains(self._usable, parse_cidr(cidr)) for cidr in holdings.affinities
+                pools.contains(self._usable, network_of_block(cidr)) for cidr in holdings.affinities
             )
             try:
                 return await self._claim_block(owned)
@@ -360,7 +360,7 @@ class Family:
         return [block for pool in self._usable for block in self._blocks_of(pool, self._listed)]
 
     def _blocks_of(self, pool: pools.Pool, listed: Mapping[str, Versioned[Block]]) -> list[Block]:
-        networks = map(parse_cidr, self._allowed(listed))
+        networks = map(network_of_block, self._allowed(listed))
         ordered = pools.in_walk_order(pool, self._request.host, networks)
         found = (listed[str(network)].value for network in ordered)
         return [block for block in found if block is not None]

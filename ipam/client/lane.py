@@ -147,6 +147,7 @@ class Lane:
         #: The block as last seen or written, and when (monotonic); None: not known.
         self.view: Versioned[Block] | None = None
         self.seen_at = 0.0
+        self.seen_full = False
 
     @property
     def is_idle(self) -> bool:
@@ -163,6 +164,8 @@ class Lane:
         """The block is like this in the datastore now."""
         self.view = view
         self.seen_at = self.context.clock.monotonic()
+        block = view.value
+        self.seen_full = block is not None and not block.unallocated and not _is_cooling(block)
 
     async def submit(self, operation: Operation, terms: Terms) -> Served:
         """Errors: what the operation may raise; GuardLost, BlockMissing, MalformedBlock,
@@ -399,10 +402,9 @@ class Lanes:
     def is_known_full(self, cidr: str, since: float = 0.0) -> bool:
         """Whether the block had no address to give when last seen, at `since` or later."""
         lane = self._lanes.get(cidr)
-        block = lane.view.value if lane is not None and lane.view is not None else None
-        if lane is None or lane.seen_at < since or block is None or block.unallocated:
+        if lane is None or lane.view is None:
             return False
-        return all(attribute.released_at is None for attribute in block.attributes or ())
+        return lane.seen_full and lane.seen_at >= since
 
     def forget_view(self, cidr: str) -> None:
         """The block was written by other means."""
@@ -418,6 +420,11 @@ class Lanes:
         """State for the debug endpoint."""
         known = {cidr: lane.view.mod_revision for cidr, lane in self._lanes.items() if lane.view}
         return {"lanes": known, "handles": len(self.context.handles)}
+
+
+def _is_cooling(block: Block) -> bool:
+    """Whether an address may come free just because time passes."""
+    return any(attribute.released_at is not None for attribute in block.attributes or ())
 
 
 def _guards(tickets: Sequence[_Ticket], plan: Plan) -> set[Guard]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from ipam import blocks, pools
 from ipam.affinity import HOST, Versioned, owner_of
 from ipam.batch import ReleaseHandle, ReleaseMany
-from ipam.blocks import ReleaseEffect
+from ipam.blocks import ReleaseEffect, network_of_block
 from ipam.client.fanout import for_each
 from ipam.client.lane import Served, Terms
 from ipam.client.parts import Parts
@@ -31,7 +31,7 @@ from libcalico.errors import AffinityLost, BlockNotEmpty, NotFound, SuiteError
 from libcalico.model.ipam import Block, Handle
 from libcalico.model.keys import BlockKey, HandleKey, identifier
 from libcalico.model.names import normal_handle_id
-from libcalico.net import Address, Network, address_of, parse_cidr
+from libcalico.net import Address, Network, address_of
 from libcalico.runtime import log
 
 LOG = log.get(__name__)
@@ -138,7 +138,7 @@ class Releaser:
     async def _release_from(self, cidr: str, handle_id: str, facts: Facts) -> list[Address]:
         served = await self._submit(cidr, ReleaseHandle(handle_id), facts)
         assert isinstance(served.value, ReleaseEffect)
-        network = parse_cidr(cidr)
+        network = network_of_block(cidr)
         base = int(network.network_address)
         return [address_of(network.version, base + o) for o, _, _ in served.value.released]
 
@@ -162,7 +162,7 @@ class Releaser:
         if owner is None or owner.type != HOST or not blocks.is_empty(block):
             return
         enabled = (pool for pool in facts.pools if pool.enabled)
-        pool = pools.pool_of(enabled, parse_cidr(block.cidr).network_address)
+        pool = pools.pool_of(enabled, network_of_block(block.cidr).network_address)
         if pool is None or pool.selects_every_node:
             return
         try:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from ipam import blocks
 from ipam.affinity import CONFIRMED, LOAD_BALANCER, Owner, Versioned
 from ipam.client.fanout import AT_ONCE, for_each
-from ipam.client.records import Change, Records
+from ipam.client.records import Change, Records, encoded
 from ipam.client.settle import count_down, read_handles
 from libcalico.errors import DatastoreUnavailable, DecodeError
 from libcalico.model import codec
-from libcalico.model.ipam import Handle
+from libcalico.model.ipam import AllocationAttribute, Block, Handle
 from libcalico.model.keys import BlockKey, HandleKey, path_of
 from libcalico.testing.datastore import MemoryDatastore
 
@@ -43,6 +44,29 @@ async def test_a_transaction_writes_deletes_and_keeps_or_does_nothing():
     assert done.succeeded
     assert await records.handle("h") == Versioned()
     assert (records.transactions, records.conflicts) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        BLOCK,
+        replace(BLOCK, affinity="host:n1", affinity_claim_time="2026-08-22T09:20:01Z"),
+        replace(BLOCK, attributes=(), host_affinity="n1", deleted=True),
+        replace(
+            BLOCK,
+            allocations=(0, 1, 2, *[None] * 13),
+            attributes=(
+                AllocationAttribute(handle_id="h", secondary={"b": "<&>", "a": "\u2028"}),
+                AllocationAttribute(alternate_owner_attrs={"pod": "y"}),
+                AllocationAttribute(released_at="2026-08-22T09:30:00Z"),
+            ),
+            sequence_number=2**63 + 7,
+            sequence_number_for_allocation={"10": 3, "2": 2, "0": 2**63},
+        ),
+    ],
+)
+def test_the_short_cut_for_blocks_writes_what_the_codec_writes(block: Block):
+    assert encoded(block) == codec.encode(block)
 
 
 async def test_lists_skip_what_cannot_be_read_and_single_reads_raise(
