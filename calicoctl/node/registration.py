@@ -194,11 +194,8 @@ class Registrar:
         """ClusterInformation, the three tiers and FelixConfiguration `default`."""
         types = ",".join(filter(None, (self._settings.cluster_type, CLUSTER_TYPE)))
         version = self._version
-        try:
-            stored = await self._client.get(ClusterInformation, "default")
-        except NotFound:
-            pass
-        else:
+        found = await self._client.list(ClusterInformation, name="default")
+        for stored in found:
             if CLUSTER_TYPE not in (stored.spec.cluster_type or "").split(","):
                 types = self._settings.cluster_type
                 version = "" if stored.spec.calico_version else version
