@@ -1,1 +1,1 @@
-"""The node daemon: turns datastore state into routes, interfaces and packet filters on this host."""
+"""The node daemon: datastore state becomes routes, interfaces and packet filters here."""

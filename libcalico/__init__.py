@@ -1,1 +1,1 @@
-"""The shared library at the bottom of Brindle: data model, datastore, selectors, syncer, runtime."""
+"""The shared library at the bottom: data model, datastore, selectors, syncer, runtime."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import logging
 import socket
 import time
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,20 @@ def _no_sockets_in_unit_tests(
 
     for name in ("bind", "connect", "connect_ex", "sendto"):
         monkeypatch.setattr(socket.socket, name, refuse)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """A program's entry point sets the process's logging up: its next test must not notice."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = [h for h in root.handlers if h not in handlers and _is_pytests(h)] + handlers
+    root.setLevel(level)
+
+
+def _is_pytests(handler: logging.Handler) -> bool:
+    return type(handler).__module__.startswith("_pytest")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
