@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from felix.config import FelixConfig
 from felix.dataplane.conntrack_table import ConntrackTable
@@ -34,7 +35,12 @@ from felix.kernel.sysctl import ProcSysctl
 from felix.kernel.worker import KernelWorker
 from felix.rules.settings import RuleSettings
 from libcalico.netlink import NetlinkSocket
+from libcalico.runtime import log
 from libcalico.runtime.clock import Clock
+
+LOG = log.get(__name__)
+# Missing when IPv6 was switched off at boot.
+_IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,7 @@ class Ports:
     events: EventPort
     sysctls: SysctlPort
     conntrack: ConntrackPort
+    has_ipv6: bool = True
 
 
 def open_kernel(config: FelixConfig, closing: ExitStack) -> Ports:
@@ -68,6 +75,7 @@ def open_kernel(config: FelixConfig, closing: ExitStack) -> Ports:
         events,
         ProcSysctl(worker),
         conntrack,
+        has_ipv6=_IPV6_ADDRESSES.exists(),
     )
 
 
@@ -84,7 +92,9 @@ class NodeDataplane:
 def build_dataplane(
     config: FelixConfig, ports: Ports, sinks: Sequence[StatusSink], *, clock: Clock
 ) -> NodeDataplane:
-    settings = EndpointSettings.of(config)
+    if config.ipv6_support and not ports.has_ipv6:
+        LOG.warning("this kernel has no IPv6: only IPv4 is programmed")
+    settings = EndpointSettings.of(config, has_ipv6=ports.has_ipv6)
     ownership = RouteOwnership(
         config.interface_prefixes, config.device_route_protocol, config.remove_external_routes
     )

@@ -70,6 +70,10 @@ class FelixMetrics:
         self._apply = metrics.latency(
             "felix_int_dataplane_apply_time_seconds", "Time of one dataplane cycle."
         )
+        self._waited = metrics.latency(
+            "felix_dataplane_update_latency_seconds",
+            "From the oldest intent of a cycle to the end of that cycle.",
+        )
         self._written = metrics.counter(
             "felix_dataplane_writes", "Objects written to the kernel.", ["driver"]
         )
@@ -91,6 +95,8 @@ class FelixMetrics:
         total = report.total
         if total.written or total.deleted or total.failed:
             self._apply.observe(report.took_s)
+        if report.waited_s is not None:
+            self._waited.observe(report.waited_s)
         for name, result in report.results:
             if result.written:
                 self._written.labels(name).inc(result.written)

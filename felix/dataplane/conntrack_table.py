@@ -19,7 +19,7 @@ LOG = log.get(__name__)
 
 
 class ConntrackTable:
-    """Addresses whose connections are to be forgotten; one that fails is tried again."""
+    """Addresses whose connections are to be forgotten, all in one go; a failure is tried again."""
 
     name = "conntrack"
 
@@ -36,17 +36,15 @@ class ConntrackTable:
     async def apply(self) -> ApplyResult:
         if not self._pending:
             return NOTHING_DONE
-        deleted = failed = 0
-        error = ""
-        for address in tuple(self._pending):
-            try:
-                deleted += await self._port.forget_address(address)
-            except SuiteError as err:
-                failed, error = failed + 1, str(err)
-                LOG.warning("connections not forgotten", cidr=address, error=str(err))
-            else:
-                del self._pending[address]
-        return ApplyResult(deleted=deleted, failed=failed, error=error)
+        addresses = tuple(self._pending)
+        try:
+            deleted = await self._port.forget_addresses(addresses)
+        except SuiteError as err:
+            LOG.warning("connections not forgotten", count=len(addresses), error=str(err))
+            return ApplyResult(failed=len(addresses), error=str(err))
+        for address in addresses:
+            del self._pending[address]
+        return ApplyResult(deleted=deleted)
 
     def dump(self) -> dict[str, object]:
         return {"pending": list(self._pending)}

@@ -52,13 +52,14 @@ class EndpointSettings:
     has_floating_ips: bool = False
 
     @classmethod
-    def of(cls, config: FelixConfig) -> EndpointSettings:
+    def of(cls, config: FelixConfig, *, has_ipv6: bool = True) -> EndpointSettings:
+        """`has_ipv6` False: the kernel was booted without it."""
         sources = {
             AF_INET: config.device_route_source_address,
             AF_INET6: config.device_route_source_address_ipv6,
         }
         return cls(
-            families=(AF_INET, AF_INET6) if config.ipv6_support else (AF_INET,),
+            families=(AF_INET, AF_INET6) if config.ipv6_support and has_ipv6 else (AF_INET,),
             metrics={
                 AF_INET: config.ipv4_normal_route_priority,
                 AF_INET6: config.ipv6_normal_route_priority,

@@ -56,11 +56,14 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class CycleReport:
-    """What one cycle did, for metrics, health and status."""
+    """What one cycle did, for metrics, health and status.
+
+    `waited_s`: since the oldest intent it took in had arrived; None when there was none."""
 
     took_s: float
     results: tuple[tuple[str, ApplyResult], ...]
     is_filtering: bool
+    waited_s: float | None = None
 
     @property
     def total(self) -> ApplyResult:
@@ -116,6 +119,7 @@ class Dataplane:
         self._tokens, self._tokens_at = _BURST_CYCLES, clock.monotonic()
         self._vital_failing_since: float | None = None
         self._started_at = clock.monotonic()
+        self._oldest_intent_at: float | None = None
 
     @property
     def is_in_sync(self) -> bool:
@@ -137,6 +141,8 @@ class Dataplane:
             for manager in self._parts.managers:
                 manager.on_intent(intent)
         if intents:
+            if self._oldest_intent_at is None:
+                self._oldest_intent_at = self._clock.monotonic()
             self._wake.set()
 
     def wake(self) -> None:
@@ -209,6 +215,7 @@ class Dataplane:
         self._queue_due_refreshes(began_at)
         self._take_events()
         link_result = await self._refresh_links()
+        oldest_at, self._oldest_intent_at = self._oldest_intent_at, None
         for manager in self._parts.managers:
             manager.complete_deferred_work()
         results: list[tuple[str, ApplyResult]] = [("links", link_result)]
@@ -221,7 +228,9 @@ class Dataplane:
             if stage.is_vital and result.failed:
                 is_filtering = False
         self._check_vital(is_filtering)
-        return CycleReport(self._clock.monotonic() - began_at, tuple(results), is_filtering)
+        now = self._clock.monotonic()
+        waited_s = None if oldest_at is None else now - oldest_at
+        return CycleReport(now - began_at, tuple(results), is_filtering, waited_s)
 
     # ------------------------------------------------------------------------------- events
 

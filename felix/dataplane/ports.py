@@ -74,8 +74,9 @@ class SysctlPort(Protocol):
 
 
 class ConntrackPort(Protocol):
-    async def forget_address(self, address: str) -> int:
-        """Delete every connection from or to `address`, original or translated; returns how many.
+    async def forget_addresses(self, addresses: Sequence[str]) -> int:
+        """Delete every connection from or to any of them, original or translated; returns how many.
 
-        Errors: ProgrammingFailed; DumpInterrupted."""
+        Errors: ProgrammingFailed, DumpInterrupted; then some may be left, and asking again is
+        harmless."""
         ...

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import enum
 import errno
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -86,7 +87,7 @@ class RouteTarget:
     source: str = ""
 
     def route(self, ifindex: int) -> Route:
-        hops = (NextHop(ifindex, self.gateway, self.is_onlink),) if ifindex else ()
+        hops = _nexthops(ifindex, self.gateway, self.is_onlink) if ifindex else ()
         scope = SCOPE_UNIVERSE if self.gateway or not ifindex else SCOPE_LINK
         return Route(
             self.dst,
@@ -97,6 +98,12 @@ class RouteTarget:
             self.metric,
             source=self.source,
         ).canonical()
+
+
+@functools.lru_cache(maxsize=4096)
+def _nexthops(ifindex: int, gateway: str, is_onlink: bool) -> tuple[NextHop, ...]:
+    """One object for all routes that go the same way (which the encoder makes use of)."""
+    return (NextHop(ifindex, gateway, is_onlink),)
 
 
 class RouteKey(NamedTuple):
@@ -216,7 +223,10 @@ class RouteTable:
             self._strangers.discard(key)
 
     def _winning_route(self, dst: str) -> Route | None:
-        for source in sorted(self._sources_by_dst.get(dst, ())):
+        sources = self._sources_by_dst.get(dst)
+        if not sources:
+            return None
+        for source in sources if len(sources) == 1 else sorted(sources):
             target = self._targets_by_source[source][dst]
             if source.ifname == NO_INTERFACE:
                 return target.route(0)

@@ -9,6 +9,7 @@ Recognised by a fresh process: there is nothing to recognise, values are compare
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -110,7 +111,10 @@ class SysctlTable:
     def _refuse(self, sysctl: Sysctl, refusal: ProgrammingFailed) -> bool:
         """Log once per reason; returns whether to try again."""
         if self._refusals.get(sysctl.path) != str(refusal):
-            LOG.warning("setting refused", path=sysctl.path, reason=refusal.detail)
+            # A kernel without IPv6 lacks the files of every interface: not worth a line each.
+            is_absent = sysctl.path in self._optional and refusal.errno == errno.ENOENT
+            say = LOG.debug if is_absent else LOG.warning
+            say("setting refused", path=sysctl.path, reason=refusal.detail)
         self._refusals[sysctl.path] = str(refusal)
         return sysctl.path not in self._optional
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from felix.dataplane.ports import RouteWrite
 from felix.kernel.worker import KernelWorker
@@ -75,17 +74,27 @@ class KernelRoutes:
         return refused
 
 
+_Kind = tuple[tuple[int, ...], tuple[int, ...], tuple[str, int]]
+
+
 class _BatchEncoder:
     """Encodes the routes of one batch; the second of a kind makes the template for the rest."""
 
     def __init__(self) -> None:
-        self._seen: set[tuple[bool, Route]] = set()
-        self._templates: dict[tuple[bool, Route], RouteTemplate] = {}
+        self._seen: set[_Kind] = set()
+        self._templates: dict[_Kind, RouteTemplate] = {}
 
     def encode(self, write: RouteWrite) -> bytes:
         build: Callable[[Route], Request] = delete_route if write.is_delete else replace_route
         family, packed, prefix_len = pack_prefix(write.route.dst)
-        kind = (write.is_delete, replace(write.route, dst=f"{family}/{prefix_len}"))
+        route = write.route
+        # The routes of a batch outlive it, so the identity of their next hops will do: equal ones
+        # that are not the same only cost a template more.
+        kind = (
+            (write.is_delete, family, prefix_len, id(route.nexthops)),
+            (route.protocol, route.metric, route.type, route.scope, route.table),
+            (route.source, route.tos),
+        )
         template = self._templates.get(kind)
         if template is not None:
             return template.encode(packed)

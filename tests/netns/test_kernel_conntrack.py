@@ -69,11 +69,11 @@ async def table(tracking: Namespace) -> Iterator[Table]:
 async def test_only_the_connections_of_the_address_go(tracking, table, address, other):
     assert can_ping(tracking, address)
     assert can_ping(tracking, other)
-    assert await table.port.forget_address(address) == 1
+    assert await table.port.forget_addresses([address]) == 1
     left = table.lines()
     assert not any(f"dst={address} " in line for line in left)
     assert any(f"dst={other} " in line for line in left)
-    assert await table.port.forget_address(address) == 0, "nothing there is no failure"
+    assert await table.port.forget_addresses([address]) == 0, "nothing there is no failure"
 
 
 async def test_an_address_that_only_the_reply_shows_is_found(tracking, table):
@@ -82,12 +82,23 @@ async def test_an_address_that_only_the_reply_shows_is_found(tracking, table):
     tracking.run("ip", "route", "add", "203.0.113.9/32", "via", "192.0.2.2")
     assert can_ping(tracking, "203.0.113.9")
     assert any("dst=203.0.113.9" in line for line in table.lines())
-    assert await table.port.forget_address("192.0.2.2") == 1
+    assert await table.port.forget_addresses(["192.0.2.2"]) == 1
     assert table.lines() == []
 
 
 async def test_a_source_address_is_found(tracking, table):
     tracking.run("ping", "-c1", "-I", "192.0.2.9", "192.0.2.2")
     assert can_ping(tracking, "192.0.2.2")
-    assert await table.port.forget_address("192.0.2.9") == 1
+    assert await table.port.forget_addresses(["192.0.2.9"]) == 1
     assert len(table.lines()) == 1
+
+
+async def test_many_addresses_of_both_families_at_once(tracking, table):
+    for address in ("192.0.2.2", "192.0.2.3", "fd00::2", "fd00::3"):
+        assert can_ping(tracking, address)
+    nobody = [f"198.51.100.{n}" for n in range(20)] + ["fd99::1"]
+    assert await table.port.forget_addresses([*nobody, "192.0.2.2", "fd00::3"]) == 2
+    left = table.lines()
+    assert any("dst=192.0.2.3 " in line for line in left)
+    assert any("dst=fd00::2 " in line for line in left)
+    assert len(left) == 2

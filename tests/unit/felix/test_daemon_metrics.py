@@ -18,7 +18,7 @@ def configured(**raw: str) -> FelixConfig:
 
 
 def cycle(result: ApplyResult, *, is_filtering: bool = True) -> CycleReport:
-    return CycleReport(0.003, (("nft", result),), is_filtering)
+    return CycleReport(0.003, (("nft", result),), is_filtering, 0.2 if result.written else None)
 
 
 def lines(metrics: Metrics) -> list[str]:
@@ -37,6 +37,7 @@ def test_a_cycle_is_counted_by_driver_and_an_idle_one_is_not_timed():
     assert 'felix_int_dataplane_failures_total{driver="nft"} 1.0' in found
     assert 'felix_dataplane_deferred{driver="nft"} 4.0' in found
     assert "felix_int_dataplane_apply_time_seconds_count 1.0" in found
+    assert "felix_dataplane_update_latency_seconds_sum 0.2" in found
     assert "felix_seven 7.0" in found
 
 

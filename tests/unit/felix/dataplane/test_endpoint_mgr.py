@@ -351,4 +351,6 @@ def test_settings_come_from_the_configuration():
         allows_spoofing=True,
         has_floating_ips=True,
     )
-    assert EndpointSettings.of(LiveConfig(SCHEMA).config) == EndpointSettings()
+    default = LiveConfig(SCHEMA).config
+    assert EndpointSettings.of(default) == EndpointSettings()
+    assert EndpointSettings.of(default, has_ipv6=False).families == (AF_INET,)

@@ -147,6 +147,20 @@ async def test_an_intent_wakes_the_loop_and_many_share_a_cycle():
         assert world.take() == []
 
 
+async def test_a_cycle_tells_how_long_its_oldest_intent_waited():
+    world = World(apply_delay_s=1)
+    async with world.running():
+        await world.clock.advance(1.5)
+        world.dataplane.on_intents([POOL])
+        await world.clock.advance(0.5)
+        world.dataplane.on_intents([POOL])
+        await world.clock.advance(20)
+        assert [report.waited_s for report in world.reports if report.waited_s is not None] == [
+            1.0,
+            1.0,
+        ]
+
+
 async def test_flush_waits_for_a_cycle_that_began_after_it():
     world = World()
     async with world.running():

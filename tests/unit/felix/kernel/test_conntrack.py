@@ -11,7 +11,7 @@ import pytest
 from felix.kernel.conntrack import KernelConntrack, connection_queries
 from felix.kernel.worker import KernelWorker
 from libcalico.errors import ProgrammingFailed
-from libcalico.netlink import Query, Request
+from libcalico.netlink import AF_INET, AF_INET6, Query, Request
 from libcalico.netlink.messages import (
     NLM_F_DUMP,
     attr,
@@ -48,7 +48,7 @@ A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
 
 
 def test_ipv4_is_filtered_by_the_kernel_once_for_each_side():
-    queries = connection_queries(A)
+    queries = connection_queries(AF_INET, [A])
     sides = set()
     for query in queries:
         (sent,) = iter_messages(query.message)
@@ -64,7 +64,7 @@ def test_ipv4_is_filtered_by_the_kernel_once_for_each_side():
 
 
 def test_ipv6_takes_everything_because_the_kernels_filter_is_inverted():
-    (query,) = connection_queries("fd00::1")
+    (query,) = connection_queries(AF_INET6, ["fd00::1"])
     (sent,) = iter_messages(query.message)
     assert parse_attrs(sent.body, 4) == {}
     found = query.parse(connection(("fd00::9", "fd00::1"), ("fd00::1", "fd00::9")))
@@ -85,7 +85,7 @@ def test_ipv6_takes_everything_because_the_kernels_filter_is_inverted():
 def test_a_connection_with_the_address_anywhere_is_deleted_by_its_own_tuple(
     original, reply, is_mine
 ):
-    query = connection_queries(A)[0]
+    query = connection_queries(AF_INET, [A])[0]
     request = query.parse(connection(original, reply, zone=5))
     assert (request is not None) == is_mine
     if request is None:
@@ -99,15 +99,25 @@ def test_a_connection_with_the_address_anywhere_is_deleted_by_its_own_tuple(
 
 
 def test_an_address_that_only_looks_like_ours_in_other_bytes_does_not_match():
-    query = connection_queries("0.0.222.173")  # the id of every connection, as bytes
+    query = connection_queries(AF_INET, ["0.0.222.173"])  # the id of every connection, as bytes
     assert query[0].parse(connection((A, B), (B, A))) is None
+
+
+def test_many_addresses_are_looked_for_in_one_listing_of_everything():
+    many = [f"10.9.0.{n}" for n in range(50)]
+    (query,) = connection_queries(AF_INET, [*many, A])
+    (sent,) = iter_messages(query.message)
+    assert parse_attrs(sent.body, 4) == {}
+    assert query.parse(connection((B, A), (A, B))) is not None
+    assert query.parse(connection((B, "10.9.0.49"), ("10.9.0.49", B))) is not None
+    assert query.parse(connection((B, C), (C, B))) is None
 
 
 def test_other_messages_are_skipped():
     (other,) = iter_messages(message(GET, 0, pack(A) * 4))
-    assert connection_queries(A)[0].parse(other) is None
+    assert connection_queries(AF_INET, [A])[0].parse(other) is None
     (empty,) = iter_messages(message(NEW, 0, b"\2\0\0\0" + attr(9, pack(A))))
-    assert connection_queries(A)[0].parse(empty) is None
+    assert connection_queries(AF_INET, [A])[0].parse(empty) is None
 
 
 class Socket:
@@ -142,28 +152,28 @@ REQUEST = Request(b"", "forget connection", A)
 
 async def test_what_is_listed_is_deleted_and_counted(port):
     port._socket.listed = [REQUEST, REQUEST]
-    assert await port.forget_address(A) == 2
+    assert await port.forget_addresses([A]) == 2
     assert port._socket.deleted == [REQUEST, REQUEST]
 
 
 async def test_a_connection_that_ended_meanwhile_is_no_failure_but_a_refusal_is(port):
     port._socket.listed = [REQUEST, REQUEST]
     port._socket.failures = {0: ProgrammingFailed("forget", A, errno.ENOENT)}
-    assert await port.forget_address(A) == 1
+    assert await port.forget_addresses([A]) == 1
     port._socket.listed = [REQUEST]
     port._socket.failures = {0: ProgrammingFailed("forget", A, errno.EPERM)}
     with pytest.raises(ProgrammingFailed):
-        await port.forget_address(A)
+        await port.forget_addresses([A])
 
 
 async def test_a_kernel_without_conntrack_is_asked_once(port):
     port._socket.error = ProgrammingFailed("list", A, errno.EINVAL)
-    assert await port.forget_address(A) == 0
+    assert await port.forget_addresses([A]) == 0
     port._socket.error = ProgrammingFailed("list", A, errno.ENOBUFS)
-    assert await port.forget_address(A) == 0, "not asked again"
+    assert await port.forget_addresses([A]) == 0, "not asked again"
 
 
 async def test_another_error_is_handed_on(port):
     port._socket.error = ProgrammingFailed("list", A, errno.ENOBUFS)
     with pytest.raises(ProgrammingFailed):
-        await port.forget_address(A)
+        await port.forget_addresses([A])
