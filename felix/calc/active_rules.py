@@ -9,6 +9,10 @@ Layer: felix.calc, pure, above libcalico.compute.labelindex. Used by graph.py.
 Policies with the same canonical selector share one entry of the index; a node with no local
 endpoint has no active policy, whatever the cluster holds.
 
+A namespaced policy selects nothing outside its namespace, so it sleeps beside the index until a
+local endpoint of that namespace is seen: a node of a cluster with 100,000 namespaces pays for the
+few it hosts. A namespace that woke up stays awake.
+
   P1  a policy is active exactly when its selector matches at least one local endpoint; a profile,
       when a local endpoint lists it;
   P2  after a flush, `dirty_endpoints` holds every endpoint whose list of policies may differ from
@@ -25,6 +29,7 @@ from dataclasses import dataclass
 from felix.calc.policies import Policy
 from libcalico.compute.labelindex import LabelIndex
 from libcalico.model.keys import ResourceKey
+from libcalico.model.meta import NAMESPACE_LABEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,9 @@ class ActiveRules:
         self._policy_by_key: dict[ResourceKey, Policy] = {}
         self._policies_by_selector: dict[str, dict[ResourceKey, Policy]] = {}
         self._policies_by_tier: dict[str, set[ResourceKey]] = {}
+        # Global policies are of the namespace "". A superset of what local endpoints can carry.
+        self._awake: set[str] = {""}
+        self._asleep: dict[str, dict[ResourceKey, Policy]] = {}
         self._profiles_by_endpoint: dict[ResourceKey, tuple[str, ...]] = {}
         self._users_by_profile: dict[str, int] = {}
         self._dirty_policies: set[ResourceKey] = set()
@@ -54,6 +62,9 @@ class ActiveRules:
     # -- state in ---------------------------------------------------------------------------
 
     def update_policy(self, key: ResourceKey, policy: Policy | None) -> None:
+        if key.namespace not in self._awake:
+            self._keep_asleep(key, policy)
+            return
         before = self._policy_by_key.get(key)
         if policy == before:
             return
@@ -71,6 +82,7 @@ class ActiveRules:
         self, key: ResourceKey, labels: Mapping[str, str], profiles: tuple[str, ...]
     ) -> None:
         """A local endpoint, with all it lists as profile."""
+        self._wake(labels)
         self._index.update_item(key, labels, profiles)
         self._dirty_endpoints.add(key)
         self._use_profiles(key, profiles)
@@ -86,6 +98,7 @@ class ActiveRules:
         if labels is None:
             self._index.delete_parent(name)
         else:
+            self._wake(labels)  # nobody writes such a profile, but it would count
             self._index.update_parent(name, labels)
         if name in self._users_by_profile:
             self._dirty_profiles.add(name)
@@ -151,6 +164,7 @@ class ActiveRules:
             by_selector.setdefault(policy.selector_id, {})[key] = policy
             by_tier.setdefault(policy.tier, set()).add(key)
         assert by_selector == self._policies_by_selector
+        assert self._awake.isdisjoint(self._asleep)
         assert by_tier == self._policies_by_tier
         users: dict[str, int] = {}
         for profiles in self._profiles_by_endpoint.values():
@@ -162,6 +176,7 @@ class ActiveRules:
     def dump(self) -> dict[str, object]:
         return {
             "policies": len(self._policy_by_key),
+            "policies_asleep": sum(map(len, self._asleep.values())),
             "active_policies": sum(
                 len(policies)
                 for selector, policies in self._policies_by_selector.items()
@@ -172,6 +187,23 @@ class ActiveRules:
         }
 
     # -- bookkeeping ------------------------------------------------------------------------
+
+    def _wake(self, labels: Mapping[str, str]) -> None:
+        """An endpoint may carry these labels: let the policies of that namespace take part."""
+        namespace = labels.get(NAMESPACE_LABEL, "")
+        if namespace not in self._awake:
+            self._awake.add(namespace)
+            for key, policy in self._asleep.pop(namespace, {}).items():
+                self.update_policy(key, policy)
+
+    def _keep_asleep(self, key: ResourceKey, policy: Policy | None) -> None:
+        sleepers = self._asleep.setdefault(key.namespace, {})
+        if policy is not None:
+            sleepers[key] = policy
+            return
+        sleepers.pop(key, None)
+        if not sleepers:
+            del self._asleep[key.namespace]
 
     def _touch(self, policy: Policy | None) -> None:
         # A selector that is new here needs no touch: all it matches will be in its delta.

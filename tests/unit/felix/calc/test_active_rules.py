@@ -8,7 +8,7 @@ from felix.calc import policies
 from felix.calc.active_rules import ActiveRules, Activity
 from felix.calc.policies import Policy
 from libcalico.model.keys import ResourceKey
-from tests.support.calc import ALLOW, DENY, gnp
+from tests.support.calc import ALLOW, DENY, NAMESPACE_LABEL, gnp, np
 
 E1, E2 = (
     ResourceKey("WorkloadEndpoint", "e1", "prod"),
@@ -125,7 +125,39 @@ def test_dump_counts(active):
     put(active, "idle", selector="app == 'nobody'")
     assert active.dump() == {
         "policies": 2,
+        "policies_asleep": 0,
         "active_policies": 1,
         "local_endpoints": 2,
         "active_profiles": ["own", "shared"],
     }
+
+
+def namespaced(name: str, namespace: str, **spec) -> Policy:
+    found = policies.of_resource(*np(name, namespace=namespace, **spec), 1)
+    assert found is not None
+    return found
+
+
+def test_policies_of_namespaces_without_local_endpoints_sleep_until_one_comes(active):
+    sleeper, gone = namespaced("p", "dev"), namespaced("q", "dev")
+    for found in (sleeper, gone):
+        active.update_policy(found.key, found)
+    active.update_policy(gone.key, None)
+    assert active.flush() == Activity(frozenset(), frozenset(), frozenset())
+    assert active.dump()["policies_asleep"] == 1
+    active.update_endpoint(E1, {NAMESPACE_LABEL: "dev"}, ())
+    assert active.flush().dirty_policies == {sleeper.key}
+    assert active.active_policy(sleeper.key) == sleeper
+    active.delete_endpoint(E1)
+    assert active.flush().dirty_policies == {sleeper.key}
+    active.update_policy(sleeper.key, None)
+    active.flush()
+    assert active.dump()["policies_asleep"] == active.dump()["policies"] == 0
+
+
+def test_a_profile_that_hands_down_a_namespace_wakes_it_too(active):
+    found = namespaced("p", "dev")
+    active.update_policy(found.key, found)
+    active.update_profile("shared", {NAMESPACE_LABEL: "dev"})
+    assert active.flush().dirty_endpoints == {E1, E2}
+    assert active.active_policy(found.key) == found
