@@ -15,13 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_network
 
-from bgp.rib.nlri import Family, Nlri, address_text, text
+from bgp.rib.nlri import FAMILIES, Family, Nlri, address_text
 from bgp.rib.path import Path
 from bgp.rib.policy import PRIORITY_BASE
+from bgp.rib.prefix_match import Classifier, PrefixMatch
 from libcalico.model.speaker import PoolExport, SpeakerConfig
-from libcalico.net import PrefixTrie
 from libcalico.netlink import NextHop, RouteType
 
 TUNNEL = "tunl0"
@@ -30,6 +29,7 @@ _ENCODED_ABOVE = 2**30
 _IPIP_PROGRAMMED = frozenset({"Enabled", "EnabledIPIPOnly"})
 _NO_ENCAP_PROGRAMMED = frozenset({"Enabled", "EnabledNoEncapOnly"})
 
+_REMEMBERED = 4096
 Resolve = Callable[[bytes], tuple[NextHop, ...]]
 
 
@@ -43,40 +43,61 @@ class Spec:
 
 
 class Decision:
-    """Compiled from one speaker file. `tunnel` gives tunl0's index, 0 when there is none."""
+    """Compiled from one speaker file. `tunnel` gives tunl0's index, 0 when there is none.
+
+    The answer depends on the paths and on the pool alone, so it is remembered for both; `forget`
+    when a next hop leads elsewhere."""
 
     def __init__(
         self, config: SpeakerConfig, *, resolve: Resolve, tunnel: Callable[[], int]
     ) -> None:
+        """Errors: ConfigError is not expected: the RIB's policy has compiled the same prefixes."""
         self._metric = config.kernel.metric
         self._mode = config.kernel.program_cluster_routes
         self._resolve = resolve
         self._tunnel = tunnel
-        self._pools: PrefixTrie[PoolExport] = PrefixTrie()
+        self._classifiers = {family: Classifier(family) for family in FAMILIES}
+        self._pools: dict[Family, list[tuple[int, int, PoolExport]]] = {f: [] for f in FAMILIES}
+        self._services = dict.fromkeys(FAMILIES, 0)
         for pool in config.pools:
-            self._pools.add(ip_network(pool.cidr, strict=False), pool)
-        self._services: PrefixTrie[bool] = PrefixTrie()
+            match = PrefixMatch.of(pool.cidr)
+            bit = self._classifiers[match.family].add(match)
+            self._pools[match.family].append((match.nlri[0], bit, pool))
         for cidr in config.service_cidrs:
-            self._services.add(ip_network(cidr, strict=False), True)
+            match = PrefixMatch.of(cidr)
+            self._services[match.family] |= self._classifiers[match.family].add(match)
+        self._known: dict[tuple[Sequence[Path], int], Spec | None] = {}
 
-    def spec(self, family: Family, nlri: Nlri, paths: Sequence[Path]) -> Spec | None:
+    def forget(self) -> None:
+        self._known.clear()
+
+    def spec(self, family: Family, nlri: Nlri, paths: tuple[Path, ...]) -> Spec | None:
         """None: no route of ours."""
         if not paths:
             return None
         local = paths[0].local
         if local is not None:
             return Spec(self._metric, type=RouteType.BLACKHOLE) if local.blackhole else None
-        network = ip_network(text(family, nlri))
-        if self._services.covering(network) is not None:
+        mask = self._classifiers[family].classify(nlri)
+        key = (paths, mask)
+        if key not in self._known:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[key] = self._learned(family, mask, paths)
+        return self._known[key]
+
+    def _learned(self, family: Family, mask: int, paths: Sequence[Path]) -> Spec | None:
+        if mask & self._services[family]:
             return None
-        found = self._pools.covering(network)
-        ipip_mode = found[1].ipip_mode if found is not None else "Never"
-        if found is not None and not self._programs(found[1]):
-            return None
+        found = [(length, pool) for length, bit, pool in self._pools[family] if mask & bit]
+        ipip_mode = "Never"
+        if found:
+            pool = max(found, key=lambda item: item[0])[1]
+            ipip_mode = pool.ipip_mode
+            if not self._programs(pool):
+                return None
         hops = self._hops(paths, ipip_mode)
-        if not hops:
-            return None
-        return Spec(self.metric(paths[0]), hops)
+        return Spec(self.metric(paths[0]), hops) if hops else None
 
     def metric(self, path: Path) -> int:
         preference = path.attributes.local_pref

@@ -102,7 +102,8 @@ class KernelSide:
             self._list(now, "changed")
         elif now >= self._list_at + RESYNC_S:
             self._list(now, "periodic")
-        self._learn_hops(self._rib.next_hops.take_fresh())
+        for packed in self._rib.next_hops.take_fresh():
+            self._learn_hop(packed)  # no selected path can use it yet
 
     def after_flush(self, changes: list[Change], now: float) -> None:
         """Program what was selected, a bounded part per turn."""
@@ -176,19 +177,22 @@ class KernelSide:
     # -- learning
 
     def _learn_hops(self, next_hops: Iterable[bytes]) -> None:
-        changed: set[bytes] = set()
-        for packed in next_hops:
-            hops = self._host.resolve(packed)
-            if self._hops.get(packed) != hops:
-                self._hops[packed] = hops
-                changed.add(packed)
-                self._rib.set_reachable(packed, reachable=bool(hops))
+        changed = {packed for packed in next_hops if self._learn_hop(packed)}
         if changed:
             self.writer.retry_all()
             self._decide_again(changed)
         if len(self._hops) > 2 * len(self._rib.next_hops.known) + 1000:
             known = self._rib.next_hops.known
             self._hops = {hop: hops for hop, hops in self._hops.items() if hop in known}
+
+    def _learn_hop(self, packed: bytes) -> bool:
+        """Returns whether that is news."""
+        hops = self._host.resolve(packed)
+        if self._hops.get(packed) == hops:
+            return False
+        self._hops[packed] = hops
+        self._rib.set_reachable(packed, reachable=bool(hops))
+        return True
 
     def _learn_workloads(self) -> None:
         for key in self._host.take_workload_changes():
@@ -203,6 +207,7 @@ class KernelSide:
 
     def _decide_again(self, next_hops: set[bytes] | None = None) -> None:
         """Selected routes whose way out changed (all of them for None)."""
+        self._decision.forget()
         for family in FAMILIES:
             for nlri, paths in self._rib.tables[family].selected.items():
                 if next_hops is None or _uses(paths, next_hops):
