@@ -165,6 +165,7 @@ class ActiveRules:
             by_tier.setdefault(policy.tier, set()).add(key)
         assert by_selector == self._policies_by_selector
         assert self._awake.isdisjoint(self._asleep)
+        assert all(self._asleep.values())
         assert by_tier == self._policies_by_tier
         users: dict[str, int] = {}
         for profiles in self._profiles_by_endpoint.values():

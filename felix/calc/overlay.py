@@ -83,12 +83,12 @@ class EndpointOverlay:
     def confirm(self, key: ResourceKey, revision: int) -> Update | None:
         """The pinned endpoint was written at `revision`. None: nothing becomes visible yet.
 
-        Without a pin (it was retracted meanwhile) there is nothing to confirm.
+        Of an endpoint that was retracted meanwhile, the write is hidden too.
         """
         hold = self._hold_by_key.get(key)
-        if hold is None or hold.endpoint is None:
+        if hold is None:
             return None
-        hold = replace(hold, revision=revision)
+        hold = replace(hold, revision=max(revision, hold.revision or 0))
         self._hold_by_key[key] = hold
         latest = self._latest.get(key)
         if latest is not None and hold.ends_with(latest):

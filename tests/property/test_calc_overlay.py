@@ -103,6 +103,14 @@ class Overlay(RuleBasedStateMachine):
         if not self.backlog:
             self.pinned = self.must_stand_until = None
 
+    @rule()
+    @precondition(lambda self: self.retracted_at is not None)
+    def confirm_a_write_of_the_retracted_endpoint(self) -> None:
+        """ADD was cancelled while its write was on the way."""
+        revision = self.store(ENDPOINTS[0])
+        assert self.overlay.confirm(KEY, revision) is None
+        self.retracted_at = revision
+
     @rule(delete_too=st.booleans())
     def retract(self, delete_too: bool) -> None:
         """The retraction hides what the syncer had shown, or what was confirmed."""

@@ -117,12 +117,19 @@ def test_a_retracted_endpoint_that_could_not_be_deleted_stays_hidden(overlay):
     assert overlay.held_keys() == {KEY}
 
 
-def test_confirming_a_retracted_endpoint_is_nothing(overlay):
+def test_a_write_confirmed_after_the_retraction_is_hidden_too(overlay):
+    """ADD was cancelled while its write was on the way; its delete will follow."""
     say(overlay, ONE, 5)
     overlay.retract(KEY)
-    assert overlay.confirm(KEY, 6) is None
-    assert say(overlay, ONE, 5) is None
+    assert overlay.confirm(KEY, 7) is None
+    assert say(overlay, TWO, 7) is None
+    assert say(overlay, None, 8) is None
+    assert not overlay.held_keys()
+
+
+def test_confirming_what_nobody_holds_is_nothing(overlay):
     assert overlay.confirm(REMOTE_KEY, 6) is None
+    assert not overlay.held_keys()
 
 
 def test_pinning_again_after_a_retraction(overlay):
