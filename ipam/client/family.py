@@ -73,6 +73,8 @@ class Family:
         self._wanted = 0
         self._got: list[Interface] = []
         self._messages: list[str] = []
+        # Own blocks with room that we could not get anything out of: not tried a second time (G4).
+        self._failed: set[str] = set()
         # Every block of the family, when it had to be listed with values.
         self._listed: dict[str, Versioned[Block]] | None = None
         self._started_at = parts.lanes.context.clock.monotonic()
@@ -202,10 +204,14 @@ class Family:
                 continue
             except (RevisionConflict, RetriesExhausted, MalformedBlock, DecodeError) as err:
                 LOG.warning("assigning from a block failed", cidr=cidr, error=err)
-                self._messages.append(FAILED_IN_BLOCK)
+                self._fail(cidr)
                 return
             self._take(cidr, served)
             return
+        self._fail(cidr)
+
+    def _fail(self, cidr: str) -> None:
+        self._failed.add(cidr)
         self._messages.append(FAILED_IN_BLOCK)
 
     async def _guard(self, cidr: str) -> Guard | None:
@@ -270,7 +276,11 @@ class Family:
     async def _look_again(self, own: list[str]) -> str | None:
         """Full may have been a memory: others release addresses of our blocks as well."""
         lanes, records = self._parts.lanes, self._parts.lanes.context.records
-        doubtful = [cidr for cidr in own if not lanes.is_known_full(cidr, self._started_at)]
+        doubtful = [
+            cidr
+            for cidr in own
+            if cidr not in self._failed and not lanes.is_known_full(cidr, self._started_at)
+        ]
         views = await for_each(records.block, doubtful)
         for cidr, view in zip(doubtful, views, strict=True):
             self._parts.lanes.of(cidr).see(view)

@@ -12,7 +12,7 @@ from msgspec.structs import replace as changed
 
 from ipam import blocks, pools
 from ipam.affinity import CONFIRMED, Owner
-from ipam.client import FixedSource, IpamClient
+from ipam.client import FixedSource, IpamClient, lane
 from ipam.errors import (
     BlockNotFound,
     HandleLimitReached,
@@ -713,6 +713,33 @@ async def test_hosts_that_always_take_the_block_we_want_end_the_search(
     monkeypatch.setattr(claims, "claim", lost)
     with pytest.raises(RetriesExhausted):
         await ipam.auto_assign(ask("x"))
+
+
+async def test_an_own_block_that_others_always_write_first_is_tried_once(
+    store: MemoryDatastore, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(lane, "MAX_CONFLICTS", 3)
+    ipam = client(store, source(pool("a", "10.0.0.0/24", 30)))
+    first = await ipam.auto_assign(ask("x"))
+    busy = path_of(BlockKey(str(first.addresses[0].network)))
+
+    writes = 0
+
+    class Busy(FaultyDatastore):
+        async def txn(self, compares, operations):  # type: ignore[no-untyped-def, override]
+            nonlocal writes
+            writes += 1
+            if compares[0].key == busy:
+                block = (await all_blocks(store))[str(first.addresses[0].network)]
+                store.seed({busy: codec.encode(blocks.bumped(block))})
+            return await self.inner.txn(compares, operations)
+
+    faulty = Busy(store, lambda *_: Fault.OK)
+    got = await client(faulty, ipam.source).auto_assign(ask("y"))  # type: ignore[arg-type]
+    assert got.addresses[0].network != first.addresses[0].network
+    assert got.v4 is not None
+    assert got.v4.messages == ("Failed to assign IPs in newly allocated block",)
+    assert writes == 3 + 2
 
 
 def test_sources_can_be_exchanged_at_run_time():
