@@ -12,7 +12,6 @@ import inspect
 import logging
 import socket
 import time
-import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,6 @@ from tests.support.etcd import (  # noqa: F401  (fixtures)
 
 LAST_WORDS_S = 2.0
 UNIT = Path(__file__).parent / "unit"
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_configure(config: pytest.Config) -> None:
-    # Fixtures take the scope of their loop from their own scope, which is what we want; the plugin
-    # would like it said in the ini file and warns, and warnings are errors here.
-    warnings.filterwarnings("ignore", message=".*asyncio_default_fixture_loop_scope")
 
 
 @pytest.fixture(autouse=True)
