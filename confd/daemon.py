@@ -39,7 +39,7 @@ from libcalico.errors import ConfigError, InvalidInput, SuiteError
 from libcalico.model.keys import affinities_prefix, prefix_of
 from libcalico.model.meta import Resource
 from libcalico.model.names import node_name
-from libcalico.model.validation import validate
+from libcalico.model.validation import validate_stored
 from libcalico.runtime import log, paths
 from libcalico.syncer.api import SyncStatus, Update
 from libcalico.syncer.watcher import WatchSyncer
@@ -271,7 +271,7 @@ class _watching:
 def _validated(value: object) -> None:
     """V3 of the view: what is no v3 resource (an affinity) needs no validation."""
     if isinstance(value, Resource):
-        validate(value)
+        validate_stored(value)
 
 
 def _dump(confd: Confd, syncer: WatchSyncer) -> None:

@@ -52,7 +52,7 @@ from libcalico.datastore.config import connect
 from libcalico.errors import RestartRequired, SuiteError
 from libcalico.model import ClusterInformation, FelixConfiguration, IPReservation
 from libcalico.model.keys import IpamConfigKey, path_of, prefix_of
-from libcalico.model.validation import validate
+from libcalico.model.validation import validate_stored
 from libcalico.runtime import log, paths, supervise
 from libcalico.runtime.config import Changes
 from libcalico.runtime.health import HealthServer
@@ -163,7 +163,7 @@ class Felix:
         )
         self.graph = CalcGraph(
             local.node,
-            validate=validate,
+            validate=validate_stored,
             allow_source_spoofing=config.workload_source_spoofing == "Any",
         )
         self.feed = GraphFeed(

@@ -38,7 +38,7 @@ from libcalico.model import (
 )
 from libcalico.model.codec import decode
 from libcalico.model.keys import parse, prefix_of
-from libcalico.model.validation import validate
+from libcalico.model.validation import validate_stored
 from libcalico.syncer.api import SyncStatus, Update
 
 # What the calc graph uses.
@@ -106,7 +106,7 @@ async def snapshot(datastore: Datastore) -> list[Update]:
 def render_snapshot(updates: list[Update], node: str, settings: RuleSettings) -> str:
     """Pure: updates to nft text, through the graph and the managers."""
     graph = CalcGraph(
-        node, validate=validate, allow_source_spoofing=settings.allows_source_prefixes
+        node, validate=validate_stored, allow_source_spoofing=settings.allows_source_prefixes
     )
     graph.on_updates(updates)
     graph.on_status(SyncStatus.IN_SYNC)

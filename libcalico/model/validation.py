@@ -1,10 +1,11 @@
 """Is an object acceptable? Every check of datamodel 4 that needs nothing but the object.
 
 Layer: libcalico.model, pure; may use libcalico.selector. Users: calicoctl and all other writers
-(after `defaults.with_defaults`), felix (an object that fails is treated as absent).
+(after `defaults.with_defaults`), felix and confd (an object that fails is treated as absent).
 
     validate(resource)                      everything, as one ValidationError
     problems(resource)                      the same as a tuple, nothing raised
+    validate_stored(resource)               what readers of stored objects refuse: VA4
 and for the moment of writing, re-exported from validation_datastore:
     validate_create_metadata / validate_update_metadata(resource)
     validate_update(old, new)               immutable members
@@ -13,7 +14,9 @@ and for the moment of writing, re-exported from validation_datastore:
 
   VA1  all failures are found in one pass: Go family first, then schema, then CEL;
   VA2  nothing but ValidationError is raised, whatever text the members hold;
-  VA3  kinds without CRD (Node, WorkloadEndpoint, LiveMigration, Profile) have no CRD family.
+  VA3  kinds without CRD (Node, WorkloadEndpoint, LiveMigration, Profile) have no CRD family;
+  VA4  readers check the Go family only, as Calico's felix does: an older or foreign policy that
+       breaks a newer schema rule is still enforced. Treating a deny policy as absent opens traffic.
 
 The tables are by theme in validation_{policy,endpoints,network,felix,cluster}.
 Source: reference/datamodel.md 4; Calico LCG/validator/v3.
@@ -56,6 +59,7 @@ __all__ = [
     "validate_pool_blocks",
     "validate_pool_overlap",
     "validate_profile_write",
+    "validate_stored",
     "validate_tier_delete",
     "validate_update",
     "validate_update_metadata",
@@ -79,7 +83,14 @@ def validate(resource: Resource) -> None:
         raise ValidationError(*found)
 
 
-def problems(resource: Resource) -> tuple[FieldError, ...]:
+def validate_stored(resource: Resource) -> None:
+    """Check what somebody else has stored (VA4). Errors: ValidationError with every failure."""
+    found = problems(resource, is_stored=True)
+    if found:
+        raise ValidationError(*found)
+
+
+def problems(resource: Resource, *, is_stored: bool = False) -> tuple[FieldError, ...]:
     """Every failure of a resource; empty when it is acceptable."""
     if isinstance(resource, IPPool):
         try:
@@ -88,5 +99,6 @@ def problems(resource: Resource) -> tuple[FieldError, ...]:
             return err.errors
     report = Report()
     check_metadata(resource, report)
-    _WALKER.walk(resource, "", report, crd=resource.kind not in WITHOUT_CRD)
+    has_crd = not is_stored and resource.kind not in WITHOUT_CRD
+    _WALKER.walk(resource, "", report, crd=has_crd)
     return report.errors()
