@@ -85,7 +85,6 @@ class BatchEncoder:
     """Encodes the operations of one batch. Keeps the set ids unique within it."""
 
     _set_id: int = 0
-    _literal_names: int = 0
     _by_type: dict[type, Callable[..., Iterator[Msg]]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -131,26 +130,15 @@ class BatchEncoder:
         for index, rule in enumerate(op.chain.rules):
             literals = LiteralSets(self._next_literal)
             expressions = encode_rule(rule, literals)
-            for name, set_id, spec, literal in literals.made:
-                yield from self._literal_set(name, set_id, spec, literal)
+            for set_id, spec, literal in literals.made:
+                yield from _literal_set(set_id, spec, literal)
             userdata = rule_userdata(rule.comment, op.digest, index, count)
             payload = head + expressions + attr(7, userdata)
             yield Msg(NFT_MSG_NEWRULE, NLM_F_CREATE | NLM_F_APPEND, payload)
 
-    def _next_literal(self) -> tuple[str, int]:
+    def _next_literal(self) -> int:
         self._set_id += 1
-        self._literal_names += 1
-        return f"__set{self._literal_names}", self._set_id
-
-    def _literal_set(
-        self, name: str, set_id: int, spec: SetSpec, literal: Literal
-    ) -> Iterator[Msg]:
-        flags = SET_ANONYMOUS | SET_CONSTANT
-        payload = set_attrs(spec, name, set_id, flags=flags, size=len(literal.elements))
-        yield Msg(NFT_MSG_NEWSET, NLM_F_CREATE, payload)
-        head = _TABLE_ATTR + attr_text(2, name) + be32(4, set_id)
-        for chunk in chunks(elements(spec, literal.elements)):
-            yield Msg(NFT_MSG_NEWSETELEM, NLM_F_CREATE, head + chunk)
+        return self._set_id
 
     def _add_set(self, op: AddSet) -> Iterator[Msg]:
         self._set_id += 1
@@ -175,6 +163,15 @@ class BatchEncoder:
         # EXCL: an entry with another value must have been deleted first, never be kept silently.
         for chunk in chunks([map_entry(op.spec, key, value) for key, value in op.entries]):
             yield Msg(NFT_MSG_NEWSETELEM, NLM_F_CREATE | NLM_F_EXCL, head + chunk)
+
+
+def _literal_set(set_id: int, spec: SetSpec, literal: Literal) -> Iterator[Msg]:
+    flags, size = SET_ANONYMOUS | SET_CONSTANT, len(literal.elements)
+    payload = set_attrs(spec, spec.name, set_id, flags=flags, size=size)
+    yield Msg(NFT_MSG_NEWSET, NLM_F_CREATE, payload)
+    head = _TABLE_ATTR + attr_text(2, spec.name) + be32(4, set_id)
+    for chunk in chunks(elements(spec, literal.elements)):
+        yield Msg(NFT_MSG_NEWSETELEM, NLM_F_CREATE, head + chunk)
 
 
 def _base_attrs(base: BaseHook) -> bytes:

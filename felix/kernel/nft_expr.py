@@ -80,21 +80,23 @@ _NAT_PROTO_SPECIFIED, _NAT_RANDOM_FULLY = 0x2, 0x10
 _NFPROTO_IPV4, _NFPROTO_IPV6 = 2, 10
 
 
+# The kernel puts a free number for %d. Until then a set of the batch is found by its id.
+ANONYMOUS_NAME = "__set%d"
+
+
 @dataclass(slots=True)
 class LiteralSets:
-    """Anonymous sets met while encoding one rule: (name, id, spec, literal), in order."""
+    """Anonymous sets met while encoding one rule: (id, shape, literal), in order."""
 
-    next_name: Callable[[], tuple[str, int]]
-    made: list[tuple[str, int, SetSpec, Literal]] = field(default_factory=list)
+    next_id: Callable[[], int]
+    made: list[tuple[int, SetSpec, Literal]] = field(default_factory=list)
 
-    def add(self, lookup: Lookup, literal: Literal) -> tuple[str, int]:
-        name, set_id = self.next_name()
-        self.made.append((name, set_id, literal_spec(name, lookup, literal), literal))
-        return name, set_id
-
-
-def literal_spec(name: str, lookup: Lookup, literal: Literal) -> SetSpec:
-    return SetSpec(name, key_types(lookup.fields), interval=literal.interval)
+    def add(self, lookup: Lookup, literal: Literal) -> int:
+        set_id = self.next_id()
+        types = key_types(lookup.fields)
+        spec = SetSpec(ANONYMOUS_NAME, types, interval=literal.interval)
+        self.made.append((set_id, spec, literal))
+        return set_id
 
 
 def encode_rule(rule: Rule, literals: LiteralSets) -> bytes:
@@ -192,8 +194,7 @@ def _lookup(match: Lookup, literals: LiteralSets) -> bytes:
     if isinstance(match.members, str):
         where = attr_text(1, match.members)
     else:
-        name, set_id = literals.add(match, match.members)
-        where = attr_text(1, name) + be32(4, set_id)
+        where = attr_text(1, ANONYMOUS_NAME) + be32(4, literals.add(match, match.members))
     flags = be32(5, 1) if match.negated else b""  # NFT_LOOKUP_F_INV
     return load + expression("lookup", where, be32(2, register), flags)
 

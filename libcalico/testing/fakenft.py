@@ -309,7 +309,7 @@ class FakeNft:
         if not expression.set_name:
             return expression
         name = expression.set_name
-        if expression.set_id:
+        if name not in table.sets and expression.set_id:
             name = table.set_name_by_id.get(expression.set_id, "")
         if name not in table.sets:
             refuse(errno.ENOENT)
@@ -343,13 +343,15 @@ class FakeNft:
         fields = concat_fields(attrs)
         if fields and (not flags & CONCAT or sum((f + 3) & ~3 for f in fields) != number[5]):
             refuse(errno.EINVAL)
-        if flags & ANONYMOUS:
-            self._anonymous += 1
-            name = f"__set{self._anonymous}"
-        elif name in table.sets:
+        if name in table.sets:
+            if table.sets[name].flags & ANONYMOUS:
+                refuse(errno.EOPNOTSUPP)
             if message.flags & _EXCL:
                 refuse(errno.EEXIST)
             return
+        if flags & ANONYMOUS and "%d" in name:
+            self._anonymous += 1
+            name = name.replace("%d", str(self._anonymous))
         made = FakeSet(
             name,
             flags,
@@ -377,7 +379,7 @@ class FakeNft:
 
     def _find_set(self, table: FakeTable, attrs: dict[int, memoryview]) -> FakeSet:
         name = read_text(attrs[2])
-        if 4 in attrs:
+        if name not in table.sets and 4 in attrs:
             name = table.set_name_by_id.get(int.from_bytes(attrs[4], "big"), "")
         return table.set_to_change(name)
 

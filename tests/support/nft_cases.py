@@ -29,6 +29,7 @@ from felix.rules.chain import (
     Chain,
     Field,
     Hook,
+    Literal,
     Lookup,
     Rule,
     goto,
@@ -64,6 +65,16 @@ def box(first: int, last: int, port: int) -> bytes:
     return key_of((IPV4_ADDR, low), *tail) + key_of((IPV4_ADDR, high), *tail)
 
 
+ANONYMOUS = WriteRules(
+    Chain(
+        "c",
+        tuple(
+            Rule((Lookup((Field.L4PROTO,), Literal((bytes([number]), b"\xff"))),), (ACCEPT,))
+            for number in (6, 17)
+        ),
+    ),
+    DIGEST,
+)
 USES_SET = WriteRules(Chain("c", (Rule((Lookup((Field.IP4_SADDR,), "s"),), (ACCEPT,)),)), DIGEST)
 SETUP: tuple[Op, ...] = (AddTable(), AddChain("c"), AddChain("d"), AddSet(NETS), AddSet(MAP))
 ETH0 = ifname_bytes("eth0")
@@ -101,6 +112,7 @@ CASES = [
     Case("deleting a chain with its rules", (write("c", DROP), DeleteChain("c"))),
     Case("deleting the user before the used",
          (write("c", jump("d")), ClearChain("c"), DeleteChain("d"))),
+    Case("anonymous sets over and over", (ClearChain("c"), ANONYMOUS), before=(*SETUP, ANONYMOUS)),
     Case("a set twice", (AddSet(NETS),), 0, errno.EEXIST),
     Case("deleting no set", (DeleteSet("x"),), 0, errno.ENOENT),
     Case("deleting a set in use", (USES_SET, DeleteSet("s")), 1, errno.EBUSY),

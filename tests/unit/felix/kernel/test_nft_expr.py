@@ -46,7 +46,7 @@ def expressions(encoded: bytes) -> list[Expr]:
 
 
 def no_literals() -> LiteralSets:
-    def refuse() -> tuple[str, int]:
+    def refuse() -> int:
         raise AssertionError("no anonymous set expected")
 
     return LiteralSets(refuse)
@@ -111,13 +111,13 @@ def test_a_negated_lookup_has_the_flag():
 
 
 def test_an_anonymous_set_is_asked_for_and_named_by_its_id():
-    literals = LiteralSets(lambda: ("__set1", 7))
+    literals = LiteralSets(lambda: 7)
     literal = Literal((port_bytes(80),))
     lookup = Lookup((Field.TH_DPORT,), literal)
     found = expressions(encode_match(lookup, literals))[-1]
-    assert found[1][4] == be(7)
-    ((name, set_id, spec, made),) = literals.made
-    assert (name, set_id, made) == ("__set1", 7, literal)
+    assert (found[1][1], found[1][4]) == (b"__set%d\0", be(7))
+    ((set_id, spec, made),) = literals.made
+    assert (set_id, spec.name, made) == (7, "__set%d", literal)
     assert spec.key == (Field.TH_DPORT.type,)
 
 
