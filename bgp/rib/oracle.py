@@ -185,12 +185,11 @@ class Oracle:
         self, direction: str, peer: PeerOptions, network: Network, candidate: Candidate
     ) -> PathAttributes | bool:
         is_ibgp = peer.remote_as == peer.local_as
-        for name in peer.filters:
-            for item in self.config.filters:
-                if item.name == name:
-                    for rule in getattr(item, f"{direction}_v{network.version}"):
-                        if _matches(rule, network, candidate, is_ibgp=is_ibgp):
-                            return _acted(rule, candidate.attributes)
+        named = [item for name in peer.filters for item in self.config.filters if item.name == name]
+        rules = [r for item in named for r in getattr(item, f"{direction}_v{network.version}")]
+        for rule in rules:
+            if _matches(rule, network, candidate, is_ibgp=is_ibgp):
+                return _acted(rule, candidate.attributes)
         return True
 
     # -- export

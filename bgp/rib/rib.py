@@ -131,11 +131,11 @@ class Rib:
     def _regroup(self) -> None:
         """What peers hear together may have changed: move their streams."""
         for peer in self.peers.values():
-            if peer.session is not None:
-                for family, stream in peer.streams.items():
-                    key = self._group_key(peer, peer.session, family)
-                    if stream.group.key != key:
-                        stream.move(self.tables[family].group(key))
+            for family, stream in peer.streams.items():
+                assert peer.session is not None, "streams are a session's"
+                key = self._group_key(peer, peer.session, family)
+                if stream.group.key != key:
+                    stream.move(self.tables[family].group(key))
         for table in self.tables.values():
             table.drop_empty_groups()
 

@@ -26,15 +26,18 @@ from libcalico.runtime import log
 LOG = log.get(__name__)
 
 TAKE_BYTES = 256 << 10
+_SHOWN_REASONS = {"closing connection": "connection lost", "": "internal error"}
 
 
 @dataclass(frozen=True, slots=True)
 class SessionState:
-    """For people: `since` is wall time, `hold_time_s` the negotiated one once established."""
+    """For people: `since` is wall time, `hold_time_s` the negotiated one once established,
+    `last_error` why the last session ended."""
 
     state: str
     since: float
     hold_time_s: int
+    last_error: str = ""
 
 
 class Speaker:
@@ -56,6 +59,7 @@ class Speaker:
         self._links: dict[str, SessionProtocol] = {}
         self._peers: dict[SessionProtocol, RibPeer] = {}
         self._listening: list[int] = []
+        self._last_errors: dict[str, str] = {}
 
     # -- for the daemon
 
@@ -71,6 +75,8 @@ class Speaker:
     def replace_neighbors(self, neighbors: Neighbors) -> None:
         """Errors: ConfigError."""
         seams.replace_neighbors(self._reactor, neighbors)
+        wanted = neighbors.addresses()
+        self._last_errors = {a: e for a, e in self._last_errors.items() if a in wanted}
         self._events.wake()
 
     def states(self) -> dict[str, SessionState]:
@@ -79,7 +85,9 @@ class Speaker:
             return {}
         found = seams.peer_states(self._reactor)
         return {
-            address_text(peer_key(address)): SessionState(*state)
+            address_text(peer_key(address)): SessionState(
+                *state, last_error=self._last_errors.get(address, "")
+            )
             for address, state in found.items()
         }
 
@@ -104,6 +112,7 @@ class Speaker:
         self.rib.session_up(peer, session, now=self._clock())
         self._links[link.address] = link
         self._peers[link] = peer
+        self._last_errors.pop(link.address, None)
         self._events.wake()
         names = " ".join(family.name for family in session.families)
         LOG.info("session established", peer=link.address, name=peer.options.name, families=names)
@@ -140,6 +149,7 @@ class Speaker:
             del self._links[link.address]
         if peer is not None:
             self.rib.session_down(peer, may_restart=silent, now=self._clock())
+            self._last_errors[link.address] = _SHOWN_REASONS.get(reason, reason)
             self._events.wake()
             LOG.info("session lost", peer=link.address, reason=reason, keeps=silent)
 

@@ -110,7 +110,8 @@ def test_a_peer_that_dies_and_comes_back_keeps_its_routes(pair: tuple[CalicoBgp,
     try:
         bird.kill()
         assert eventually(lambda: not ours.established(bird.v4))
-        assert ours.peer(bird.v4)["prefixes_stale"] == 3
+        assert ours.peer(bird.v4)["stale"] == 3
+        assert ours.peer(bird.v4)["last_error"] == "connection lost"
         bird.announce("10.65.2.0/26", "fd65::200/122")
         bird.configure(Neighbour(ours.v4, is_passive=True))
         bird.start()
@@ -118,7 +119,7 @@ def test_a_peer_that_dies_and_comes_back_keeps_its_routes(pair: tuple[CalicoBgp,
         # Its End-of-RIB sweeps what it did not say again.
         ours.wait_no_kernel("10.65.2.64/26")
         assert monitor.lines("10.65.2.0/26", "fd65::200/122") == []
-        assert ours.peer(bird.v4)["prefixes_stale"] == 0
+        assert ours.peer(bird.v4)["stale"] == 0
     finally:
         monitor.close()
 

@@ -140,7 +140,7 @@ def test_two_of_ours(fabric: Fabric):
     one.wait_kernel("10.65.2.0/26", "via 10.99.0.2")
     one.wait_kernel("fd65::200/122", "via fd99::2")
     peer = one.peer(two.v4)
-    assert peer["prefixes_received"] == peer["prefixes_sent"] == 2
+    assert peer["received"] == peer["sent"] == 2
     assert peer["hold_time_s"] == 90
     assert sorted(peer["families"]) == ["ipv4", "ipv6"]
 

@@ -52,9 +52,10 @@ def test_peers(rib: Rib):
         "remote_as": 64512,
         "local_as": 64512,
         "hold_time_s": 90,
-        "prefixes_received": 2,
-        "prefixes_sent": 2,
-        "prefixes_stale": 0,
+        "last_error": "",
+        "received": 2,
+        "sent": 2,
+        "stale": 0,
         "families": ["ipv4", "ipv6"],
         "router_id": "10.0.0.2",
         "graceful_restart_s": 0,
@@ -73,7 +74,7 @@ def test_a_peer_that_restarts():
     assert queries.peers(rib, {})["peers"][0]["graceful_restart_s"] == 60
     rib.session_down(wire.peer, may_restart=True, now=1)
     (peer,) = queries.peers(rib, {})["peers"]
-    assert (peer["prefixes_received"], peer["prefixes_stale"], peer["prefixes_sent"]) == (1, 1, 0)
+    assert (peer["received"], peer["stale"], peer["sent"]) == (1, 1, 0)
 
 
 def test_routes(rib: Rib):
