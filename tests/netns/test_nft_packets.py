@@ -420,6 +420,7 @@ async def test_a_workload_cannot_use_addresses_that_are_not_its_own(rig: Rig, fa
     route = replace_route(device_route(spare + plain, node_link, protocol=3))
     world.node.namespace.socket.execute(route)
     await rig.enforce()
+    assert tcp(world.a, world.remote, family=family)  # and the gateway is a known neighbour
     assert not _udp_from(world.a, spare, world.remote, family=family)
     prefixes = ("10.65.0.64/26", "fd00::/64")
     await rig.configure(RuleSettings(allows_source_prefixes=True))
