@@ -415,23 +415,20 @@ async def test_a_workload_cannot_use_addresses_that_are_not_its_own(rig: Rig, fa
     world = rig.world
     spare = {4: "10.65.0.77", 6: "fd00::77"}[family]
     plain = "/32" if family == 4 else "/128"
-    _ensure_address(world.a.namespace, spare + plain)
+    add_addresses(world.a.namespace, "eth0", spare + plain)
     node_link = world.node.namespace.link("cali1").ifindex
     route = replace_route(device_route(spare + plain, node_link, protocol=3))
     world.node.namespace.socket.execute(route)
     await rig.enforce()
-    assert tcp(world.a, world.remote, family=family)  # and the gateway is a known neighbour
+    own = world.a.address(family)
+    assert _udp_from(world.a, own, world.remote, family=family)
     assert not _udp_from(world.a, spare, world.remote, family=family)
     prefixes = ("10.65.0.64/26", "fd00::/64")
     await rig.configure(RuleSettings(allows_source_prefixes=True))
     allowed = replace(workload("a", "cali1", *POD_NETS["a"]), allowed_source_prefixes=prefixes)
     await rig.node.push(allowed)
     assert _udp_from(world.a, spare, world.remote, family=family)
-
-
-def _ensure_address(namespace: Namespace, cidr: str) -> None:
-    if cidr.split("/")[0] not in namespace.run("ip", "addr"):
-        add_addresses(namespace, "eth0", cidr)
+    world.a.namespace.run("ip", "addr", "del", spare + plain, "dev", "eth0")
 
 
 def _udp_from(source: Place, address: str, target: Place, *, family: int) -> bool:
