@@ -2,7 +2,7 @@
 
 Layer: felix.daemon: wiring only, no decision. The order of the stages is the order of writing:
 
-    nft (policy, dispatch, NAT) ─► settings of interfaces ─► routes IPv4, IPv6 ─► connections
+    nft (policy, dispatch, NAT) ─► settings of interfaces ─► routes IPv4, IPv6
 
 Everything is made in the network namespace of this process.
 """
@@ -63,8 +63,11 @@ def open_kernel(config: FelixConfig, closing: ExitStack) -> Ports:
     closing.callback(socket.close)
     events = KernelEvents(frozenset({socket.port_id}), ROUTING_DAEMON_PROTOCOLS)
     closing.callback(events.close)
-    conntrack = KernelConntrack(worker, timeout_s=config.netlink_timeout_s)
+    # A thread of its own: reading the connection table must not hold up routes.
+    conntrack_worker = KernelWorker()
+    conntrack = KernelConntrack(conntrack_worker, timeout_s=config.netlink_timeout_s)
     closing.callback(conntrack.close)
+    closing.callback(conntrack_worker.close)
     nft = NftKernel.in_namespace()
     closing.callback(nft.close)
     closing.callback(worker.close)  # first of all: nobody uses a socket that is being closed
@@ -87,6 +90,7 @@ class NodeDataplane:
     endpoints: EndpointManager
     nft: NftTable
     status: StatusManager
+    conntrack: ConntrackTable
 
 
 def build_dataplane(
@@ -102,7 +106,8 @@ def build_dataplane(
         RouteTable(ports.routes, family, ownership=ownership, clock=clock)
         for family in settings.families
     ]
-    sysctls, conntrack = SysctlTable(ports.sysctls), ConntrackTable(ports.conntrack)
+    sysctls = SysctlTable(ports.sysctls)
+    conntrack = ConntrackTable(ports.conntrack, clock=clock)
     nft = nft_dataplane(ports.nft, RuleSettings.of(config), clock=clock)
     endpoints = EndpointManager(routes, sysctls, conntrack, settings=settings)
     status = StatusManager(endpoints, sinks)
@@ -119,7 +124,6 @@ def build_dataplane(
                 Stage(nft.table, config.nftables_refresh_interval_s, is_vital=True),
                 Stage(sysctls, config.interface_refresh_interval_s),
                 *(Stage(table, config.route_refresh_interval_s) for table in tables),
-                Stage(conntrack),
             ],
             links=links,
             events=ports.events,
@@ -133,6 +137,8 @@ def build_dataplane(
 
     def on_cycle(report: CycleReport) -> None:
         status.on_applied(is_filtering=report.is_filtering)
+        if report.is_filtering:
+            conntrack.on_cycle()
 
     loop.add_observer(on_cycle)
-    return NodeDataplane(loop, endpoints, nft.table, status)
+    return NodeDataplane(loop, endpoints, nft.table, status, conntrack)

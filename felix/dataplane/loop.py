@@ -16,7 +16,8 @@ Invariants:
       filter) stops them: without policy no route;
   D4  failed items are retried with backoff; other cycles are not delayed by it;
   D5  a vital stage that keeps failing ends the process (DataplaneStuck): fail closed;
-  D6  cycles are bounded in rate; whoever waits for one (`flush`) shares it with all others.
+  D6  cycles are bounded in rate, except for those that somebody waits for (`flush`); all who wait
+      share one.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from libcalico.runtime.clock import Clock
 LOG = log.get(__name__)
 
 _RETRY_FIRST_S, _RETRY_LIMIT_S = 0.1, 10.0
-# A burst of cycles is free (pods starting), then this many a second.
+# A burst of cycles is free, then this many a second: two programs that fight over a route must not
+# take a whole processor. Nobody who waits for a cycle is held up by it.
 _BURST_CYCLES, _CYCLES_PER_S = 20.0, 50.0
 _STUCK_AFTER_S = 60.0
 _IDLE_S = 10.0  # an idle loop still proves that it is alive
@@ -114,6 +116,7 @@ class Dataplane:
         self._cycles = 0
         self._wake = asyncio.Event()
         self._waiters: list[asyncio.Future[CycleReport]] = []
+        self._is_awaited = asyncio.Event()
         self._schedule = _Schedule()
         self._backoff = Backoff(_RETRY_FIRST_S, _RETRY_LIMIT_S)
         self._tokens, self._tokens_at = _BURST_CYCLES, clock.monotonic()
@@ -131,7 +134,7 @@ class Dataplane:
         return self._cycles > 0
 
     def add_observer(self, observer: Observer) -> None:
-        """Called after every cycle. Must be cheap and not raise."""
+        """Called soon after every cycle. Must be cheap and not raise."""
         self._observers.append(observer)
 
     def on_intents(self, intents: Sequence[Intent]) -> None:
@@ -161,6 +164,7 @@ class Dataplane:
         Errors: DataplaneStuck when the loop ends meanwhile."""
         waiter: asyncio.Future[CycleReport] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
+        self._is_awaited.set()
         self._wake.set()
         return await waiter
 
@@ -195,6 +199,7 @@ class Dataplane:
         """One cycle, now."""
         began_at = self._clock.monotonic()
         waiters, self._waiters = self._waiters, []
+        self._is_awaited.clear()
         try:
             report = await self._cycle(began_at)
         except BaseException:
@@ -202,13 +207,17 @@ class Dataplane:
             raise
         self._cycles += 1
         self._plan_next(report)
-        for observer in self._observers:
-            observer(report)
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(report)
-        self._log(report)
+        # After those who waited have gone on: writing a status file takes as long as a route.
+        asyncio.get_running_loop().call_soon(self._observe, report)
         return report
+
+    def _observe(self, report: CycleReport) -> None:
+        for observer in self._observers:
+            observer(report)
+        self._log(report)
 
     async def _cycle(self, began_at: float) -> CycleReport:
         await self._simulate_trouble(began_at)
@@ -302,8 +311,12 @@ class Dataplane:
         if self._wake.is_set() or wait_s == 0:
             await asyncio.sleep(0)
             return
+        await self._sleep_until(self._wake, wait_s)
+
+    async def _sleep_until(self, event: asyncio.Event, wait_s: float) -> None:
+        """Until the event, `wait_s` at most."""
         sleeping = asyncio.ensure_future(self._clock.sleep(wait_s))
-        waking = asyncio.ensure_future(self._wake.wait())
+        waking = asyncio.ensure_future(event.wait())
         try:
             await asyncio.wait({sleeping, waking}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -313,7 +326,7 @@ class Dataplane:
 
     async def _throttle(self) -> None:
         """D6: a token for each cycle; they come back at a steady rate."""
-        while True:
+        while not self._waiters:
             now = self._clock.monotonic()
             earned = (now - self._tokens_at) * _CYCLES_PER_S
             self._tokens = min(_BURST_CYCLES, self._tokens + earned)
@@ -322,7 +335,7 @@ class Dataplane:
                 self._tokens -= 1
                 return
             # A whole token's time: a fraction may round to nothing and be asked for for ever.
-            await self._clock.sleep(1 / _CYCLES_PER_S)
+            await self._sleep_until(self._is_awaited, 1 / _CYCLES_PER_S)
 
     def _check_vital(self, is_filtering: bool) -> None:
         """D5."""

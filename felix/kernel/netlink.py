@@ -59,7 +59,7 @@ class KernelRoutes:
         return await self._worker.run(lambda: self._socket.query(query))
 
     async def write_routes(self, writes: Sequence[RouteWrite]) -> Mapping[int, ProgrammingFailed]:
-        return await self._worker.run(lambda: self._write(writes))
+        return await self._worker.run(lambda: self._write(writes), items=len(writes))
 
     def _write(self, writes: Sequence[RouteWrite]) -> dict[int, ProgrammingFailed]:
         encoder = _BatchEncoder()

@@ -25,7 +25,7 @@ class ProcSysctl:
         self._worker, self._root = worker, root
 
     async def write_sysctls(self, wanted: Sequence[Sysctl]) -> Mapping[int, ProgrammingFailed]:
-        return await self._worker.run(lambda: self._write_all(wanted))
+        return await self._worker.run(lambda: self._write_all(wanted), items=len(wanted))
 
     def _write_all(self, wanted: Sequence[Sysctl]) -> dict[int, ProgrammingFailed]:
         refused = {}

@@ -161,7 +161,7 @@ async def test_every_kernel_call_may_fail_once(world, operation, error):
         await world.until(lambda: world.routes() == expected)
         await world.until(lambda: world.kernel.sysctls["net/ipv4/conf/calic/proxy_arp"] == "1")
         assert not passes(world, Packet("10.65.0.3", "10.65.0.2"))
-        assert not world.kernel._faults, "the fault was met"
+        await world.until(lambda: not world.kernel._faults)  # the fault was met
 
 
 async def test_while_the_filter_cannot_be_written_no_new_route_appears(world):
@@ -207,7 +207,7 @@ async def test_a_programmed_endpoint_stands_through_a_re_list_and_falls_with_its
         world.kernel.connections["10.65.0.7"] = 3
         await world.felix.programmer.retract(key)
         assert world.routes() == set(), "P2"
-        assert world.kernel.connections == {}
+        await world.until(lambda: world.kernel.connections == {})
         assert not world.felix.programmer.endpoint_in_dataplane(key)
 
 

@@ -280,6 +280,21 @@ async def test_cycles_are_bounded_in_rate_after_a_burst():
         assert len(world.reports) - count > 20
 
 
+async def test_who_waits_for_a_cycle_is_not_held_up_by_the_bound():
+    world = World()
+    async with world.running():
+        for _ in range(100):
+            world.dataplane.wake()
+            await world.clock.advance(0)
+        count = len(world.reports)
+        # The loop sleeps until its next token; then somebody comes who waits.
+        for _ in range(5):
+            waiting = asyncio.create_task(world.dataplane.flush())
+            await world.clock.advance(0)
+            assert waiting.done()
+        assert len(world.reports) - count == 5
+
+
 async def test_a_filter_that_keeps_failing_ends_the_process_and_its_waiters():
     world = World()
     world.filter.answers = [FAILED]

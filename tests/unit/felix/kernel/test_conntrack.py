@@ -8,10 +8,10 @@ import struct
 
 import pytest
 
-from felix.kernel.conntrack import KernelConntrack, connection_queries
+from felix.kernel.conntrack import KernelConntrack, connections_of
 from felix.kernel.worker import KernelWorker
 from libcalico.errors import ProgrammingFailed
-from libcalico.netlink import AF_INET, AF_INET6, Query, Request
+from libcalico.netlink import Query, Request
 from libcalico.netlink.messages import (
     NLM_F_DUMP,
     attr,
@@ -37,7 +37,8 @@ def connection(original: tuple[str, str], reply: tuple[str, str], *, zone: int =
         nested(kind, nested(1, attr(first, pack(pair[0])), attr(first + 1, pack(pair[1]))))
         for kind, pair in ((1, original), (2, reply))
     )
-    body = struct.pack(">BBH", 2, 0, 0) + tuples + attr_u32(12, 0xDEAD)
+    family = 10 if ":" in original[0] else 2
+    body = struct.pack(">BBH", family, 0, 0) + tuples + attr_u32(12, 0xDEAD)
     if zone:
         body += attr_u16(18, zone)
     (one,) = iter_messages(message(NEW, 0, body))
@@ -47,29 +48,9 @@ def connection(original: tuple[str, str], reply: tuple[str, str], *, zone: int =
 A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
 
 
-def test_ipv4_is_filtered_by_the_kernel_once_for_each_side():
-    queries = connection_queries(AF_INET, [A])
-    sides = set()
-    for query in queries:
-        (sent,) = iter_messages(query.message)
-        assert (sent.type, sent.flags & NLM_F_DUMP) == (GET, NLM_F_DUMP)
-        attrs = parse_attrs(sent.body, 4)
-        (kind,) = attrs.keys() - {25}
-        ((side, value),) = parse_attrs(parse_attrs(attrs[kind], 0)[1], 0).items()
-        assert bytes(value) == pack(A)
-        flags = {k: struct.unpack("=I", v)[0] for k, v in parse_attrs(attrs[25], 0).items()}
-        assert flags == {kind: side, 3 - kind: 0}, "flag bits are 1 for source, 2 for destination"
-        sides.add((kind, side))
-    assert sides == {(1, 1), (1, 2), (2, 1), (2, 2)}
-
-
-def test_ipv6_takes_everything_because_the_kernels_filter_is_inverted():
-    (query,) = connection_queries(AF_INET6, ["fd00::1"])
-    (sent,) = iter_messages(query.message)
-    assert parse_attrs(sent.body, 4) == {}
-    found = query.parse(connection(("fd00::9", "fd00::1"), ("fd00::1", "fd00::9")))
-    assert found is not None
-    assert query.parse(connection(("fd00::9", "fd00::2"), ("fd00::2", "fd00::9"))) is None
+def test_everything_of_both_families_is_listed_once():
+    (sent,) = iter_messages(connections_of([A, "fd00::1"]).message)
+    assert (sent.type, sent.flags & NLM_F_DUMP, bytes(sent.body)) == (GET, NLM_F_DUMP, bytes(4))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +66,7 @@ def test_ipv6_takes_everything_because_the_kernels_filter_is_inverted():
 def test_a_connection_with_the_address_anywhere_is_deleted_by_its_own_tuple(
     original, reply, is_mine
 ):
-    query = connection_queries(AF_INET, [A])[0]
+    query = connections_of([A])
     request = query.parse(connection(original, reply, zone=5))
     assert (request is not None) == is_mine
     if request is None:
@@ -99,25 +80,31 @@ def test_a_connection_with_the_address_anywhere_is_deleted_by_its_own_tuple(
 
 
 def test_an_address_that_only_looks_like_ours_in_other_bytes_does_not_match():
-    query = connection_queries(AF_INET, ["0.0.222.173"])  # the id of every connection, as bytes
-    assert query[0].parse(connection((A, B), (B, A))) is None
+    query = connections_of(["173.222.0.0"])  # the id of every connection, as bytes
+    assert query.parse(connection((A, B), (B, A))) is None
 
 
-def test_many_addresses_are_looked_for_in_one_listing_of_everything():
-    many = [f"10.9.0.{n}" for n in range(50)]
-    (query,) = connection_queries(AF_INET, [*many, A])
-    (sent,) = iter_messages(query.message)
-    assert parse_attrs(sent.body, 4) == {}
+def test_many_addresses_are_looked_for_at_once():
+    query = connections_of([*(f"10.9.0.{n}" for n in range(50)), A, "fd00::1"])
     assert query.parse(connection((B, A), (A, B))) is not None
     assert query.parse(connection((B, "10.9.0.49"), ("10.9.0.49", B))) is not None
+    assert query.parse(connection(("fd00::1", "fd00::2"), ("fd00::2", "fd00::1"))) is not None
     assert query.parse(connection((B, C), (C, B))) is None
+
+
+@pytest.mark.parametrize("family", [2, 10])
+def test_the_delete_is_of_the_family_of_the_connection(family):
+    address, other = (A, B) if family == 2 else ("fd00::1", "fd00::2")
+    request = connections_of([address]).parse(connection((other, address), (address, other)))
+    (sent,) = iter_messages(request.message)
+    assert sent.body[0] == family
 
 
 def test_other_messages_are_skipped():
     (other,) = iter_messages(message(GET, 0, pack(A) * 4))
-    assert connection_queries(AF_INET, [A])[0].parse(other) is None
+    assert connections_of([A]).parse(other) is None
     (empty,) = iter_messages(message(NEW, 0, b"\2\0\0\0" + attr(9, pack(A))))
-    assert connection_queries(AF_INET, [A])[0].parse(empty) is None
+    assert connections_of([A]).parse(empty) is None
 
 
 class Socket:

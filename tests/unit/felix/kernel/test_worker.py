@@ -26,6 +26,28 @@ async def test_calls_run_one_after_the_other_in_one_other_thread():
     worker.close()
 
 
+async def test_a_small_call_runs_where_it_is_unless_another_is_running():
+    worker = KernelWorker()
+    here = threading.current_thread().name
+
+    def where() -> str:
+        return threading.current_thread().name
+
+    assert await worker.run(where, items=3) == here
+    assert await worker.run(where, items=1000) != here
+    release = threading.Event()
+    large = asyncio.ensure_future(worker.run(release.wait))
+    await asyncio.sleep(0)
+    small = asyncio.ensure_future(worker.run(where, items=3))
+    await asyncio.sleep(0)
+    assert not small.done(), "it waits for its turn"
+    release.set()
+    await large
+    assert await small != here
+    assert await worker.run(where, items=3) == here
+    worker.close()
+
+
 async def test_an_exception_reaches_the_caller():
     worker = KernelWorker()
 
