@@ -108,7 +108,7 @@ class ItemTable(Generic[I]):
                 self._place(self.ordinal_of[item_id], *record)
             else:
                 ordinal = self._bear(item_id, *record)
-                labels = self.labels_of(ordinal)
+                labels = effective(*record, self._named, self._inherited)
                 moves.record(ordinal, None, labels)
                 if len(changes) < MANY_CHANGES:
                     changes.append((ordinal, None, labels))
@@ -166,13 +166,16 @@ class ItemTable(Generic[I]):
         if self._free:
             ordinal = self._free.pop()
             self.ids[ordinal] = item_id
+            self._own[ordinal] = labels
+            self._parents[ordinal] = parents
         else:
             ordinal = len(self.ids)
             self.ids.append(item_id)
-            self._own.append(_NO_LABELS)
-            self._parents.append(())
+            self._own.append(labels)
+            self._parents.append(parents)
         self.ordinal_of[item_id] = ordinal
-        self._place(ordinal, labels, parents)
+        for name in parents:
+            self._children[name].add(ordinal)
         return ordinal
 
     def _bury(self, item_id: I) -> None:

@@ -246,7 +246,7 @@ class LabelIndex(Generic[I, S]):
         for way in (moves.entered, moves.left):
             for label, by_value in way.items():
                 touched.update(*self._interest.flipped_by_values(label, by_value.keys()))
-        for label in moves.appeared.keys() | moves.vanished.keys():
+        for label in moves.labels():
             touched |= self._interest.flipped_by_presence(label)
         if moves.was_born or moves.was_lost:
             touched |= self._interest.flipped_by_existence()
@@ -320,7 +320,7 @@ class LabelIndex(Generic[I, S]):
             old = _before(old_entry, shifts, universe) if old_entry else set()
             new = entry.matches if entry else set()
             started = ordinal_sets.difference(new, old, universe) if old else new
-            stopped = ordinal_sets.difference(old, new, universe) if new else old
+            stopped = ordinal_sets.difference(old, new, universe) if old and new else old
             if started or stopped:
                 deltas.append(self._delta(selector_id, started, stopped))
         return deltas

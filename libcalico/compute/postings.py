@@ -9,7 +9,7 @@ number of items.
 
 Invariants:
   P1  `everyone` is the bitmap of live ordinals; every posting is a subset of it;
-  P2  a label's presence is the union of its values' postings (where values are kept);
+  P2  where a label's values are kept, its presence is their union, put together on demand;
   P3  no empty posting is kept.
 
 Source: design.md 4.1 (bitmaps for selectors).
@@ -17,8 +17,8 @@ Source: design.md 4.1 (bitmaps for selectors).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Set
 
 from libcalico.compute import ordinals as ordinal_sets
 from libcalico.compute.ordinals import Ordinals
@@ -26,33 +26,68 @@ from libcalico.selector import Clause, Selector, Term, ast
 
 Labels = Mapping[str, str]
 
-# At most this many candidates (plus one in 10,000 items) are looked at one by one.
-_ONE_BY_ONE = 16
-_ONE_BY_ONE_SHARE = 10_000
-
 _NO_LABELS: Labels = {}
+_NO_MOVES: Mapping[str, list[int]] = {}
+_NOBODY: set[int] = set()
+# So many bitmaps may be remembered; then all are forgotten.
+_REMEMBERED = 256
 
 
-@dataclass(slots=True)
 class _Label:
-    """The postings of one label. `by_value` is None while only has() asks for it."""
+    """The postings of one label: by value, or only who has it (`by_value` None) while nothing but
+    has() asks for it."""
 
-    present: Ordinals = field(default_factory=set)
-    by_value: dict[str, Ordinals] | None = None
+    __slots__ = ("_present", "by_value")
+
+    def __init__(self, *, with_values: bool) -> None:
+        self.by_value: dict[str, Ordinals] | None = {} if with_values else None
+        # None: to be put together from the values when asked for.
+        self._present: Ordinals | None = None if with_values else set()
+
+    def present(self, universe: int) -> Ordinals:
+        if self._present is None:
+            everyone = _union((self.by_value or {}).values(), universe)
+            self._present = ordinal_sets.of_bits(everyone, universe)
+        return self._present
+
+    def apply(
+        self,
+        left: Mapping[str, list[int]],
+        entered: Mapping[str, list[int]],
+        universe: int,
+    ) -> None:
+        """Who no longer has a value, then who has it now: a change of value is both."""
+        if self.by_value is None:
+            held = self.present(universe)
+            for gone in left.values():
+                held = ordinal_sets.with_removed(held, gone, universe)
+            for added in entered.values():
+                held = ordinal_sets.with_added(held, added, universe)
+            self._present = held
+            return
+        self._present = None
+        for value, gone in left.items():
+            rest = ordinal_sets.with_removed(self.by_value[value], gone, universe)
+            if rest:
+                self.by_value[value] = rest
+            else:
+                del self.by_value[value]
+        for value, added in entered.items():
+            before = self.by_value.get(value)
+            self.by_value[value] = ordinal_sets.with_added(
+                set() if before is None else before, added, universe
+            )
 
 
 class Moves:
-    """The label changes of one batch of items: who enters and who leaves which posting."""
+    """The label changes of one batch of items: label -> value -> who got it, who lost it."""
 
-    __slots__ = ("appeared", "count", "entered", "left", "vanished", "was_born", "was_lost")
+    __slots__ = ("count", "entered", "left", "was_born", "was_lost")
 
     def __init__(self) -> None:
         self.count = 0
-        # label -> value -> ordinals; and label -> ordinals that had, or now have, no value of it.
-        self.entered: dict[str, dict[str, list[int]]] = {}
-        self.left: dict[str, dict[str, list[int]]] = {}
-        self.appeared: dict[str, list[int]] = {}
-        self.vanished: dict[str, list[int]] = {}
+        self.entered: _Moved = defaultdict(_by_value)
+        self.left: _Moved = defaultdict(_by_value)
         self.was_born: list[int] = []
         self.was_lost: list[int] = []
 
@@ -61,34 +96,40 @@ class Moves:
         self.count += 1
         if old is None:
             self.was_born.append(ordinal)
+            for label, value in (new or _NO_LABELS).items():
+                self.entered[label][value].append(ordinal)
+            return
         if new is None:
             self.was_lost.append(ordinal)
-        before, after = old or _NO_LABELS, new or _NO_LABELS
-        for label, value in after.items():
-            held = before.get(label)
-            if held == value:
-                continue
-            _append(self.entered, label, value, ordinal)
-            if held is None:
-                self.appeared.setdefault(label, []).append(ordinal)
-        for label, value in before.items():
-            held = after.get(label)
-            if held == value:
-                continue
-            _append(self.left, label, value, ordinal)
-            if held is None:
-                self.vanished.setdefault(label, []).append(ordinal)
+            new = _NO_LABELS
+        for label, value in new.items():
+            if old.get(label) != value:
+                self.entered[label][value].append(ordinal)
+        for label, value in old.items():
+            if new.get(label) != value:
+                self.left[label][value].append(ordinal)
+
+    def labels(self) -> Set[str]:
+        return self.entered.keys() | self.left.keys()
 
 
-def _append(where: dict[str, dict[str, list[int]]], label: str, value: str, ordinal: int) -> None:
-    by_value = where.get(label)
-    if by_value is None:
-        by_value = where[label] = {}
-    held = by_value.get(value)
-    if held is None:
-        by_value[value] = [ordinal]
-    else:
-        held.append(ordinal)
+_Moved = defaultdict[str, defaultdict[str, list[int]]]
+
+
+def _by_value() -> defaultdict[str, list[int]]:
+    return defaultdict(list)
+
+
+def _union(parts: Iterable[Ordinals], universe: int) -> int:
+    """Few sets become one bitmap, bitmaps are or-ed."""
+    bits = 0
+    few: list[int] = []
+    for part in parts:
+        if isinstance(part, int):
+            bits |= part
+        else:
+            few.extend(part)
+    return bits | ordinal_sets.bits_of(few, universe) if few else bits
 
 
 class Postings:
@@ -96,12 +137,14 @@ class Postings:
 
     def __init__(self) -> None:
         self._labels: dict[str, _Label] = {}
+        # Bitmaps of nodes that look through many values; good until the next batch.
+        self._remembered: dict[ast.Leaf, int] = {}
         self.everyone = 0
         self.universe = 0
 
     def name(self, label: str, *, with_values: bool) -> None:
         """Begin to keep a label, or its values too. Empty: the caller applies what items have."""
-        self._labels[label] = _Label(by_value={} if with_values else None)
+        self._labels[label] = _Label(with_values=with_values)
 
     def forget(self, label: str) -> None:
         self._labels.pop(label, None)
@@ -113,75 +156,85 @@ class Postings:
     def apply(self, moves: Moves, universe: int) -> None:
         """Take over one batch. `universe` includes the ordinals of the newborn."""
         self.universe = universe
+        self._remembered.clear()
         if moves.was_born:
             self.everyone |= ordinal_sets.bits_of(moves.was_born, universe)
         if moves.was_lost:
             self.everyone &= ~ordinal_sets.bits_of(moves.was_lost, universe)
-        for label, ordinals in moves.appeared.items():
-            kept = self._labels[label]
-            kept.present = ordinal_sets.with_added(kept.present, ordinals, universe)
-        for label, ordinals in moves.vanished.items():
-            kept = self._labels[label]
-            kept.present = ordinal_sets.with_removed(kept.present, ordinals, universe)
-        for label, by_value in moves.left.items():
-            self._take(label, by_value)
-        for label, by_value in moves.entered.items():
-            self._put(label, by_value)
-
-    def _put(self, label: str, ordinals_by_value: Mapping[str, list[int]]) -> None:
-        by_value = self._labels[label].by_value
-        if by_value is None:
-            return
-        for value, added in ordinals_by_value.items():
-            held = by_value.get(value, None)
-            by_value[value] = ordinal_sets.with_added(
-                set() if held is None else held, added, self.universe
-            )
-
-    def _take(self, label: str, ordinals_by_value: Mapping[str, list[int]]) -> None:
-        by_value = self._labels[label].by_value
-        if by_value is None:
-            return
-        for value, gone in ordinals_by_value.items():
-            left = ordinal_sets.with_removed(by_value[value], gone, self.universe)
-            if left:
-                by_value[value] = left
-            else:
-                del by_value[value]
+        for label in moves.labels():
+            left = moves.left.get(label, _NO_MOVES)
+            self._labels[label].apply(left, moves.entered.get(label, _NO_MOVES), universe)
 
     def match(self, selector: Selector, labels_of: Callable[[int], Labels]) -> Ordinals:
-        """The ordinals a selector matches. `labels_of`: the named labels of one ordinal."""
-        best: Clause | None = None
-        fewest = self.universe + 1
+        """The ordinals a selector matches. `labels_of`: the named labels of one ordinal.
+
+        Where the selector needs one of a few items, only those are looked at; otherwise it is
+        worked out for all at once.
+        """
+        candidates = self._candidates(selector)
+        if candidates is None:
+            return ordinal_sets.of_bits(self._bits(selector.root), self.universe)
+        return self._among(selector.root, candidates, labels_of)
+
+    def _candidates(self, selector: Selector) -> set[int] | None:
+        """A new set of few ordinals that holds all matches; None when there is none."""
+        best: list[set[int]] | None = None
+        fewest = ordinal_sets.sparse_limit(self.universe) + 1
         for clause in selector.restrictions():
-            reach = sum(map(self._reach, clause))
-            if reach < fewest:
-                best, fewest = clause, reach
-        if best is not None and fewest <= _ONE_BY_ONE + self.universe // _ONE_BY_ONE_SHARE:
-            candidates = {ordinal for term in best for ordinal in self._term(term)}
-            return {o for o in candidates if selector.evaluate(labels_of(o))}
-        return ordinal_sets.of_bits(self._bits(selector.root), self.universe)
+            parts = self._sparse_postings(clause)
+            reach = fewest if parts is None else sum(map(len, parts))
+            if parts is not None and reach < fewest:
+                best, fewest = parts, reach
+        return None if best is None else set().union(*best)
 
-    def _posting(self, term: Term) -> Ordinals | None:
+    def _sparse_postings(self, clause: Clause) -> list[set[int]] | None:
+        """The postings of a clause's terms, None when one is a bitmap and so has many."""
+        parts: list[set[int]] = []
+        for term in clause:
+            posting = self._posting(term)
+            if isinstance(posting, int):
+                return None
+            parts.append(posting)
+        return parts
+
+    def _posting(self, term: Term) -> Ordinals:
         kept = self._labels[term.label]
-        if term.value is None:
-            return kept.present
-        return kept.by_value.get(term.value) if kept.by_value is not None else None
+        if term.value is None or kept.by_value is None:
+            return kept.present(self.universe)
+        return kept.by_value.get(term.value, _NOBODY)
 
-    def _reach(self, term: Term) -> int:
-        posting = self._posting(term)
-        return 0 if posting is None else ordinal_sets.size(posting)
-
-    def _term(self, term: Term) -> Iterable[int]:
-        posting = self._posting(term)
-        return () if posting is None else ordinal_sets.iterate(posting)
+    def _among(
+        self, node: ast.Node, candidates: set[int], labels_of: Callable[[int], Labels]
+    ) -> set[int]:
+        """Those of a few candidates that `node` is true of."""
+        match node:
+            case ast.And(operands):
+                for operand in operands:
+                    candidates = self._among(operand, candidates, labels_of)
+                return candidates
+            case ast.Or(operands):
+                parts = [self._among(operand, candidates, labels_of) for operand in operands]
+                return set().union(*parts)
+            case ast.Not(operand):
+                return candidates - self._among(operand, candidates, labels_of)
+            case ast.Equal(label, value):
+                return _both(candidates, self._posting(Term(label, value)))
+            case ast.NotEqual(label, value):
+                return candidates - _both(candidates, self._posting(Term(label, value)))
+            case ast.Has(label):
+                return _both(candidates, self._posting(Term(label)))
+            case _:
+                return {o for o in candidates if node.evaluate(labels_of(o))}
 
     def _bits(self, node: ast.Node) -> int:
         match node:
             case ast.And(operands):
                 return self._intersection(operands)
             case ast.Or(operands):
-                return self._union(operands)
+                bits = 0
+                for operand in operands:
+                    bits |= self._bits(operand)
+                return bits
             case ast.Not(operand):
                 return self.everyone ^ self._bits(operand)
             case _:
@@ -198,26 +251,27 @@ class Postings:
             case ast.NotIn(label, values):
                 return self.everyone ^ self._any_of(label, values)
             case ast.Has(label):
-                return ordinal_sets.to_bits(self._labels[label].present, self.universe)
+                present = self._labels[label].present(self.universe)
+                return ordinal_sets.to_bits(present, self.universe)
             case ast.Contains() | ast.StartsWith() | ast.EndsWith():
-                known = self._labels[leaf.label].by_value or {}
-                return self._any_of(leaf.label, [v for v in known if leaf.accepts(v)])
+                return self._substring_bits(leaf)
             case ast.All() | ast.Global():
                 return self.everyone
 
+    def _substring_bits(self, leaf: ast.Substring) -> int:
+        bits = self._remembered.get(leaf)
+        if bits is None:
+            if len(self._remembered) >= _REMEMBERED:
+                self._remembered.clear()
+            known = self._labels[leaf.label].by_value or {}
+            bits = self._any_of(leaf.label, [value for value in known if leaf.accepts(value)])
+            self._remembered[leaf] = bits
+        return bits
+
     def _any_of(self, label: str, values: Iterable[str]) -> int:
-        """The union of some values' postings: few sets become one bitmap, bitmaps are or-ed."""
         kept = self._labels.get(label)  # None: `in {}` names a label without needing it
         by_value = (kept.by_value if kept else None) or {}
-        bits = 0
-        few: list[int] = []
-        for value in values:
-            posting = by_value.get(value)
-            if isinstance(posting, int):
-                bits |= posting
-            elif posting is not None:
-                few.extend(posting)
-        return bits | ordinal_sets.bits_of(few, self.universe) if few else bits
+        return _union([by_value[value] for value in values if value in by_value], self.universe)
 
     def _intersection(self, operands: tuple[ast.Node, ...]) -> int:
         bits = self.everyone
@@ -227,21 +281,25 @@ class Postings:
                 break
         return bits
 
-    def _union(self, operands: tuple[ast.Node, ...]) -> int:
-        bits = 0
-        for operand in operands:
-            bits |= self._bits(operand)
-        return bits
-
     def check(self, labels_by_ordinal: Mapping[int, Labels]) -> None:
         """P1 to P3, against what every living item should have. For tests."""
         assert self.everyone == ordinal_sets.bits_of(labels_by_ordinal, self.universe)
         for label, kept in self._labels.items():
             having = {o: held[label] for o, held in labels_by_ordinal.items() if label in held}
-            assert set(ordinal_sets.iterate(kept.present)) == having.keys(), label
+            present = kept.present(self.universe)
+            assert set(ordinal_sets.iterate(present)) == having.keys(), label
             if kept.by_value is None:
                 continue
             assert kept.by_value.keys() == set(having.values()), label
             for value, posting in kept.by_value.items():
                 right = {o for o, held in having.items() if held == value}
                 assert set(ordinal_sets.iterate(posting)) == right, (label, value)
+
+
+def _both(candidates: set[int], posting: Ordinals) -> set[int]:
+    if isinstance(posting, set):
+        return candidates & posting
+    # One conversion, then a byte a candidate: shifting the bitmap would copy it every time.
+    octets = ordinal_sets.octets(posting)
+    end = len(octets) << 3
+    return {o for o in candidates if o < end and octets[o >> 3] >> (o & 7) & 1}

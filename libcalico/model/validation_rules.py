@@ -92,7 +92,7 @@ class Report:
         self.cel.append(FieldError(path, None, message))
 
     def errors(self) -> tuple[FieldError, ...]:
-        """Everything, once: Calico looks at some fields twice (labels of policies)."""
+        """Everything, but nothing twice: a second port 0 says no more than the first."""
         told: list[FieldError] = []
         for error in (*self.go, *self.schema, *self.cel):
             if error not in told:

@@ -32,7 +32,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from libcalico.errors import SelectorSyntaxError
 from libcalico.selector import ast
@@ -71,8 +71,7 @@ class Kind(enum.Enum):
     EOF = "TokEOF"
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     kind: Kind
     value: str
     position: int
@@ -103,7 +102,7 @@ _COMPARISONS: dict[Kind, Callable[[str, str], ast.Node]] = {
 }
 
 _SPACE = re.compile(r"[ \t]*")
-_SYMBOL = re.compile(r"""==|!=|&&|\|\||[(){},!]|"(?P<double>[^"]*)"|'(?P<single>[^']*)'""")
+_SYMBOL = re.compile(r"""==|!=|&&|\|\||[(){},!]|"([^"]*)"|'([^']*)'""")
 _CALL = re.compile(r"(has\(|all\(|global\()[ \t]*")
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_./-]+")
 # Possessive: after a two-word operator Calico skips the blanks before it looks for the boundary.
@@ -148,9 +147,10 @@ def _next_token(text: str, position: int, label: str | None) -> tuple[Token, int
     """The token that starts at `position`, and where it ends. `label`: the token before, if one."""
     symbol = _SYMBOL.match(text, position)
     if symbol:
-        kind = _SYMBOLS.get(symbol.group(), Kind.STRING)
-        value = symbol.group(symbol.lastgroup) if symbol.lastgroup else ""
-        return Token(kind, sys.intern(value), position), symbol.end()
+        if symbol.lastindex is None:
+            return Token(_SYMBOLS[symbol.group()], "", position), symbol.end()
+        literal = sys.intern(symbol.group(symbol.lastindex))
+        return Token(Kind.STRING, literal, position), symbol.end()
     if text[position] in "\"'":
         raise SelectorSyntaxError(text, position, "unterminated string")
     if text[position] in _HALF_SYMBOLS:

@@ -105,10 +105,11 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
+        deltas = self.index.flush()
         got = {
-            delta.selector_id: (Counter(delta.started), Counter(delta.stopped))
-            for delta in self.index.flush()
+            delta.selector_id: (Counter(delta.started), Counter(delta.stopped)) for delta in deltas
         }
+        assert len(got) == len(deltas), "a selector is told once"
         expected = {
             delta.selector_id: (Counter(delta.started), Counter(delta.stopped))
             for delta in self.oracle.flush()
@@ -197,7 +198,9 @@ class MemberMachine(RuleBasedStateMachine):
     def flush(self) -> None:
         self.matching.flush()
         self.consumer = {k: v for k, v in self.consumer.items() if k in self.ports}
-        for delta in self.index.flush():
+        deltas = self.index.flush()
+        assert len({delta.set_id for delta in deltas}) == len(deltas), "a set is told once"
+        for delta in deltas:
             assert delta.is_new == (delta.set_id not in self.consumer)
             held = self.consumer.get(delta.set_id, frozenset())
             assert delta.is_new or delta.added or delta.removed, "an empty delta"
@@ -234,7 +237,7 @@ def ways(request, monkeypatch):
         monkeypatch.setattr(labelindex, "_ITEM_COST", 10**9)
 
 
-STEPS = settings(max_examples=60, stateful_step_count=40, deadline=None)
+STEPS = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.usefixtures("ways")

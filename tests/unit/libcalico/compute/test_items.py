@@ -34,7 +34,6 @@ def test_a_change_is_told_in_named_labels_only():
     moves, changes = items_.apply(Batch({"x": ({"a": "2"}, ())}, {}))
     assert changes == [(0, {"a": "1"}, {"a": "2"})]
     assert (moves.entered, moves.left) == ({"a": {"2": [0]}}, {"a": {"1": [0]}})
-    assert (moves.appeared, moves.vanished) == ({}, {})
     items_.check()
 
 

@@ -9,7 +9,9 @@ from libcalico.compute.postings import Moves, Postings
 from libcalico.selector import parse
 
 ITEMS = {
-    n: {"n": str(n), "parity": "odd" if n % 2 else "even"} | ({"third": "x"} if n % 3 == 0 else {})
+    n: {"n": str(n), "parity": "odd" if n % 2 else "even"}
+    | ({"third": "x"} if n % 3 == 0 else {})
+    | ({"half": "low"} if n < 250 else {})
     for n in range(500)
 }
 SELECTORS = [
@@ -32,12 +34,16 @@ SELECTORS = [
     "has(third) || n == '7'",
     "!(has(third) || parity == 'odd')",
     "n in {'1', '2', '3'} && parity == 'odd'",
+    # A candidate behind the end of a bitmap.
+    "n == '499' && half == 'low'",
+    "n == '499' && half != 'low' && !has(half)",
+    "n in {'249', '250'} && has(half)",
 ]
 
 
-def filled(*selectors: str) -> Postings:
+def filled() -> Postings:
     postings = Postings()
-    for label in ("n", "parity", "third"):
+    for label in ("n", "parity", "third", "half"):
         postings.name(label, with_values=True)
     moves = Moves()
     for ordinal, labels in ITEMS.items():
@@ -54,15 +60,16 @@ def test_a_selector(text):
     postings.check(ITEMS)
 
 
-def test_a_match_of_few_candidates_does_not_touch_the_bitmaps():
+def test_where_one_of_few_is_needed_only_those_are_looked_at():
     looked_at = []
 
     def labels_of(ordinal: int):
         looked_at.append(ordinal)
         return ITEMS[ordinal]
 
-    assert filled().match(parse("n == '7' && parity == 'odd'"), labels_of) == {7}
-    assert looked_at == [7]
+    few = parse("n in {'7', '8', '9'} && parity == 'odd' && parity starts with 'o'")
+    assert filled().match(few, labels_of) == {7, 9}
+    assert set(looked_at) == {7, 8, 9}
 
 
 def test_what_leaves_is_forgotten():

@@ -47,6 +47,13 @@ def test_one_failure_is_told_in_one_line():
     )
 
 
+def test_the_same_failure_is_told_once():
+    rule = {"action": "Allow", "protocol": "TCP", "source": {"ports": [0, 0]}}
+    document = {"metadata": {"name": "ok", "namespace": "n"}, "spec": {"ingress": [rule]}}
+    found = problems(decode("NetworkPolicy", json.dumps(document).encode(), 1))
+    assert [error.field for error in found] == ["Port"]
+
+
 @pytest.mark.parametrize(
     ("json_name", "go"),
     [

@@ -143,8 +143,3 @@ def test_annotations_have_a_total_size():
     assert failures("IPPool", name="p", annotations={"k": "v" * (size + 6)}) == [
         "Metadata.Annotations (key) (total size of annotations is too large by 7 bytes)"
     ]
-
-
-def test_a_policy_tells_a_bad_label_once_though_two_checks_see_it():
-    (failure,) = failures("NetworkPolicy", name="p", labels={"a b": "x"})
-    assert failure == f"Metadata.Labels (label) = 'a b' (name part {QUALIFIED})"
