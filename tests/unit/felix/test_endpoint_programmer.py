@@ -118,7 +118,11 @@ async def test_one_cycle_is_enough_when_all_is_well(world):
 
 async def test_a_problem_that_goes_away_is_waited_for(world):
     world.endpoints.problems = ["busy", "busy", ""]
-    await world.run(world.programmer.program(KEY, ENDPOINT))
+    waiting = asyncio.ensure_future(world.programmer.program(KEY, ENDPOINT))
+    await world.clock.advance(0.01)
+    assert (world.dataplane.flushes, waiting.done()) == (1, False), "a little apart"
+    await world.clock.advance(1)
+    await waiting
     assert world.dataplane.flushes == 3
 
 
@@ -162,8 +166,10 @@ async def test_retract_waits_until_routes_and_policy_are_gone(world):
     world.endpoints.gone = [False, False, True]
     for spec in (EGRESS_MAP, INGRESS_MAP):
         world.dispatch(spec, None, None)
+    world.graph.pin(KEY, ENDPOINT)
     await world.run(world.programmer.retract(KEY))
     assert world.dataplane.flushes == 3
+    assert world.graph.dump()["held"] == {}
 
 
 async def test_what_cannot_be_retracted_is_an_error(world):

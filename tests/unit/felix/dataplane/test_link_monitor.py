@@ -133,6 +133,13 @@ async def test_the_end_of_an_unknown_interface_is_no_news(world):
     assert world.listener.take() == []
 
 
+async def test_a_number_used_again_does_not_inherit_addresses(world):
+    world.listener.take()
+    world.monitor.on_link_event(LinkEvent(Link(2, "eth0"), True, 0))
+    world.monitor.on_link_event(LinkEvent(Link(2, "eth9", is_up=True), False, 0))
+    assert world.listener.take()[-1] == ("eth9", InterfaceState("eth9", 2, True, False))
+
+
 async def test_a_listing_makes_up_for_lost_notifications(world):
     world.kernel.add_link("cali1")
     world.follow()

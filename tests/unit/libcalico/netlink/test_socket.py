@@ -124,6 +124,7 @@ def test_a_chunk_is_bounded_in_bytes_too(pair):
     kernel.answer(verdict(1))
     kernel.answer(verdict(2))
     assert netlink.transact_messages([big, big]) == {}
+    assert [len(kernel.received()) for _ in range(2)] == [1, 1]
 
 
 def test_an_empty_batch_sends_nothing(pair):
