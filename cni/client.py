@@ -15,6 +15,7 @@ import sys
 
 SOCKET = b"/var/run/calico/cni.sock"
 STANDALONE_PYTHON = ""
+LIB_DIR = "/var/lib/calico"
 
 _MAX_STDIN_BYTES = 1 << 20
 
@@ -90,7 +91,7 @@ def _without_felix(plugin: bytes, command: bytes, stdin: bytes) -> int:
         _write_all(again, stdin)
         posix.lseek(again, 0, 0)
         posix.dup2(again, 0)
-        arguments = [STANDALONE_PYTHON, "-I", "-m", "cni.standalone", plugin.decode()]
+        arguments = [STANDALONE_PYTHON, "-I", "-m", "cni.standalone", plugin.decode(), LIB_DIR]
         posix.execve(STANDALONE_PYTHON, arguments, posix.environ)
     code, said = b"11", b"felix does not answer on its CNI socket; try again later"
     if command == b"STATUS":

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-import msgspec
+from msgspec.structs import replace
 
 from cni.facts import ClusterFacts, Stored
 from cni.identity import KUBERNETES, Workload
@@ -25,9 +25,9 @@ from libcalico.errors import (
     Transient,
 )
 from libcalico.model import ClusterInformation, Profile, WorkloadEndpoint
-from libcalico.model.codec import decode, encode
+from libcalico.model.codec import decode, decode_preserving, encode
 from libcalico.model.endpoints import WorkloadEndpointSpec
-from libcalico.model.keys import ResourceKey, parse, path_of, prefix_of
+from libcalico.model.keys import ResourceKey, identifier, parse, path_of, prefix_of
 from libcalico.model.meta import (
     NAMESPACE_LABEL,
     ORCHESTRATOR_LABEL,
@@ -76,6 +76,40 @@ def build(
     )
     metadata = ObjectMeta(name=workload.key.name, namespace=workload.key.namespace, labels=labels)
     return WorkloadEndpoint(metadata=metadata, spec=spec)
+
+
+# What a request decides; the other members of a spec are other people's.
+_OURS = (
+    "orchestrator",
+    "node",
+    "container_id",
+    "pod",
+    "endpoint",
+    "service_account_name",
+    "ip_networks",
+    "profiles",
+    "interface_name",
+    "mac",
+)
+
+
+def merged(stored: WorkloadEndpoint, made: WorkloadEndpoint, now: str) -> WorkloadEndpoint:
+    """The stored endpoint with the new attachment in it. A NAT of an address that is gone goes too:
+    readers refuse an endpoint with one, and the pod would have no policy."""
+    before = stored.metadata
+    metadata = replace(
+        before,
+        labels={**before.labels, **made.metadata.labels},
+        uid=before.uid or str(uuid.uuid4()),
+        creation_timestamp=before.creation_timestamp or now,
+    )
+    addresses = {network.partition("/")[0] for network in made.spec.ip_networks}
+    spec = replace(
+        stored.spec,
+        **{name: getattr(made.spec, name) for name in _OURS},
+        ip_nats=tuple(nat for nat in stored.spec.ip_nats if nat.internal_ip in addresses),
+    )
+    return replace(stored, metadata=metadata, spec=spec)
 
 
 class EndpointStore:
@@ -140,14 +174,16 @@ class EndpointStore:
         return found
 
     async def save(self, endpoint: WorkloadEndpoint, existing: Stored | None) -> int:
-        """Create, or replace `existing` (its uid, creation time, annotations and labels that the
-        request does not set stay). Returns the mod revision. Errors: AlreadyExists, NotFound,
+        """Create, or take `existing` over: what the request sets is set, everything else that
+        somebody put there stays. Returns the mod revision. Errors: AlreadyExists, NotFound,
         RevisionConflict: somebody else wrote the endpoint since it was read."""
         metadata = endpoint.metadata
         key = ResourceKey("WorkloadEndpoint", metadata.name, metadata.namespace)
-        complete = self._complete(endpoint, existing)
         try:
-            revision = await self._write(key, encode(complete), existing)
+            if existing is None:
+                complete, revision = await self._create(key, endpoint)
+            else:
+                complete, revision = await self._take_over(key, endpoint, existing)
         except Transient:
             if self._facts is not None:
                 self._facts.local.note_uncertain(key)
@@ -156,26 +192,29 @@ class EndpointStore:
             self._facts.local.note_written(Stored(key, complete, revision))
         return revision
 
-    async def _write(self, key: ResourceKey, value: bytes, existing: Stored | None) -> int:
-        if existing is None:
-            return await self._datastore.create(path_of(key), value)
-        return await self._datastore.update(path_of(key), value, existing.revision)
-
-    def _complete(self, endpoint: WorkloadEndpoint, existing: Stored | None) -> WorkloadEndpoint:
-        metadata = endpoint.metadata
-        if existing is None:
-            stamped = msgspec.structs.replace(
-                metadata, uid=str(uuid.uuid4()), creation_timestamp=self._stamp()
-            )
-            return msgspec.structs.replace(endpoint, metadata=stamped)
-        before = existing.endpoint.metadata
-        kept = msgspec.structs.replace(
-            before,
-            labels={**before.labels, **metadata.labels},
-            uid=before.uid or str(uuid.uuid4()),
-            creation_timestamp=before.creation_timestamp or self._stamp(),
+    async def _create(
+        self, key: ResourceKey, endpoint: WorkloadEndpoint
+    ) -> tuple[WorkloadEndpoint, int]:
+        metadata = replace(
+            endpoint.metadata, uid=str(uuid.uuid4()), creation_timestamp=self._stamp()
         )
-        return msgspec.structs.replace(endpoint, metadata=kept)
+        complete = replace(endpoint, metadata=metadata)
+        return complete, await self._datastore.create(path_of(key), encode(complete))
+
+    async def _take_over(
+        self, key: ResourceKey, endpoint: WorkloadEndpoint, existing: Stored
+    ) -> tuple[WorkloadEndpoint, int]:
+        """Read again, because only the stored bytes have the members we do not know."""
+        found = await self._datastore.get(path_of(key))
+        if found is None:
+            raise NotFound(identifier(key))
+        if found.mod_revision != existing.revision:
+            raise RevisionConflict(identifier(key), existing.revision, found.mod_revision)
+        stored, unknown = decode_preserving(key, found.value, found.mod_revision)
+        assert isinstance(stored, WorkloadEndpoint)
+        complete = merged(stored, endpoint, self._stamp())
+        value = encode(complete, unknown=unknown)
+        return complete, await self._datastore.update(path_of(key), value, existing.revision)
 
     async def delete(self, stored: Stored) -> None:
         """Delete it unless another container has taken it over meanwhile. Gone is fine."""

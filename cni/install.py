@@ -26,6 +26,7 @@ _CLIENT = Path(__file__).with_name("client.py")
 # Parts of the client's text that are replaced; asserted to be there, so a rename cannot slip by.
 _SOCKET_LINE = 'SOCKET = b"/var/run/calico/cni.sock"'
 _PYTHON_LINE = 'STANDALONE_PYTHON = ""'
+_LIB_DIR_LINE = 'LIB_DIR = "/var/lib/calico"'
 
 
 def base_python() -> str:
@@ -34,12 +35,13 @@ def base_python() -> str:
     return os.path.realpath(sys.executable)
 
 
-def render_client(socket_path: Path, python: str, *, interpreter: str = "") -> bytes:
+def render_client(socket_path: Path, python: str, *, lib_dir: Path, interpreter: str = "") -> bytes:
     """The executable's text. `python` runs cni.standalone (an interpreter that has brindle
-    installed), `interpreter` the client itself."""
+    installed), which finds node name and datastore in `lib_dir`; `interpreter` runs the client."""
     text = _CLIENT.read_text()
-    assert _SOCKET_LINE in text
-    assert _PYTHON_LINE in text
+    for line in (_SOCKET_LINE, _PYTHON_LINE, _LIB_DIR_LINE):
+        assert line in text, line
+    text = text.replace(_LIB_DIR_LINE, f"LIB_DIR = {str(lib_dir)!r}")
     text = text.replace(_SOCKET_LINE, f"SOCKET = {os.fsencode(socket_path)!r}")
     text = text.replace(_PYTHON_LINE, f"STANDALONE_PYTHON = {python!r}")
     return f"#!{interpreter or base_python()} -ISE\n{text}".encode()
@@ -67,10 +69,10 @@ def default_conflist(
 
 
 def install(
-    bin_dir: Path, conf_dir: Path | None, *, socket_path: Path, conflist: bytes
+    bin_dir: Path, conf_dir: Path | None, *, socket_path: Path, lib_dir: Path, conflist: bytes
 ) -> list[Path]:
     """Returns the files that changed. Errors: ConfigError when a folder cannot be written."""
-    client = render_client(socket_path, sys.executable)
+    client = render_client(socket_path, sys.executable, lib_dir=lib_dir)
     changed = [bin_dir / name for name in EXECUTABLES if put(bin_dir / name, client, 0o755)]
     if conf_dir is not None and put(conf_dir / CONFLIST, conflist, 0o644):
         changed.append(conf_dir / CONFLIST)

@@ -1,8 +1,10 @@
 """A CNI verb in a process of its own, when felix does not answer: DEL and VERSION.
 
-Layer: edge. Executed by the client (cni.client). The datastore is found as Calico does it:
-the configuration's etcd_* members, else the environment, else /etc/calico/calicoctl.cfg. Route and
-policy in the kernel are felix's: it removes them when it is back and sees the endpoint gone.
+Layer: edge. Executed by the client (cni.client) with the node's CALICO_LIB_DIR as argument. A
+container runtime has neither our environment nor our configuration, so the datastore is, in this
+order: the network configuration's etcd_* members, the file calico-node left for us in that folder,
+the environment or /etc/calico/calicoctl.cfg. Route and policy in the kernel are felix's: it removes
+them when it is back and sees the endpoint gone.
 Exit code and output are CNI's; nothing but the answer goes to stdout.
 """
 
@@ -15,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from cni import skel
+from cni import skel, veth
 from cni.addresses import Addresses
 from cni.agent import translate
 from cni.delete import DeleteOperation
@@ -23,8 +25,8 @@ from cni.endpoints import EndpointStore
 from cni.netconf import Members
 from cni.skel import Answer, CniError, Code, Invocation, Verb
 from ipam.client import IpamClient
-from libcalico.datastore.config import ConnectionConfig, connect, load
-from libcalico.errors import SuiteError
+from libcalico.datastore.config import ConnectionConfig, connect, from_file, load
+from libcalico.errors import InvalidInput, SuiteError
 from libcalico.model.names import node_name
 from libcalico.runtime import log, paths
 
@@ -35,6 +37,8 @@ _ETCD_MEMBERS = ("etcd_endpoints", "etcd_key_file", "etcd_cert_file", "etcd_ca_c
 def main() -> int:
     log.setup("warning")
     plugin = sys.argv[1] if len(sys.argv) > 1 else "calico"
+    if len(sys.argv) > 2:
+        os.environ.setdefault("CALICO_LIB_DIR", sys.argv[2])
     environ = {name: value for name, value in os.environ.items() if name.startswith("CNI_")}
     invocation = Invocation(plugin, environ, sys.stdin.buffer.read())
     answer = asyncio.run(run(invocation, os.environ))
@@ -66,7 +70,12 @@ async def run(invocation: Invocation, environ: Mapping[str, str]) -> Answer:
 
 
 async def _delete(request: skel.Request, environ: Mapping[str, str]) -> None:
-    datastore = connect(connection(request.config, environ))
+    try:
+        datastore = connect(connection(request.config, environ))
+    except InvalidInput as err:
+        # The wire goes all the same (D3); the rest when felix is back, or somebody tells us where.
+        await asyncio.to_thread(veth.delete_in_pod, request.netns, request.ifname)
+        raise CniError(Code.TRY_AGAIN_LATER, "no datastore is known here", str(err)) from err
     try:
         operation = DeleteOperation(
             EndpointStore(datastore),
@@ -85,7 +94,8 @@ def connection(config: Mapping[str, object], environ: Mapping[str, str]) -> Conn
     if members.text("etcd_endpoints"):
         values = {name: members.text(name) for name in _ETCD_MEMBERS}
         return replace(ConnectionConfig("CNI configuration", datastore_type="etcdv3"), **values)
-    return load(None, environ)
+    left_for_us = paths.cni_datastore_file(environ)
+    return from_file(left_for_us) if left_for_us.exists() else load(None, environ)
 
 
 def node_of(config: Mapping[str, object], environ: Mapping[str, str]) -> str:

@@ -85,7 +85,13 @@ def _install_cni(bin_dir: Path, conf_dir: Path) -> int:
         assign_ipv6=os.environ.get("IP6", "none").lower() not in ("", "none"),
         with_portmap=any((folder / "portmap").exists() for folder in folders),
     )
-    changed = install.install(bin_dir, conf_dir, socket_path=paths.cni_socket(), conflist=conflist)
+    changed = install.install(
+        bin_dir,
+        conf_dir,
+        socket_path=paths.cni_socket(),
+        lib_dir=paths.lib_dir(),
+        conflist=conflist,
+    )
     for path in changed:
         print(f"installed {path}")
     return 0

@@ -130,7 +130,9 @@ def _execute(cluster: Cluster, pod: Pod, verb: str, stdin: Json) -> Json:
         raise LabError(f"CNI plugin {stdin['type']!r} not found in {path}")
     netns = shell.NETNS_DIR / cluster.topology.pod_namespace(pod.name)
     args = f"IgnoreUnknown=1;K8S_POD_NAMESPACE={pod.namespace};K8S_POD_NAME={pod.name}"
-    env = cluster.environment(node) | {
+    # A runtime gives its plugins nothing but this.
+    env = {
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "CNI_COMMAND": verb,
         "CNI_CONTAINERID": pod.container_id,
         "CNI_NETNS": str(netns) if netns.exists() else "",

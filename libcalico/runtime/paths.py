@@ -36,6 +36,11 @@ def bgp_dir(environ: Mapping[str, str] | None = None) -> Path:
     return run_dir(environ) / "bgp"
 
 
+def cni_datastore_file(environ: Mapping[str, str] | None = None) -> Path:
+    """How to reach the datastore, for the CNI executable while felix is down (0600)."""
+    return lib_dir(environ) / "cni-datastore.cfg"
+
+
 def _place(variable: str, default: str, environ: Mapping[str, str] | None) -> Path:
     found = (os.environ if environ is None else environ).get(variable)
     return Path(found) if found else Path(default)

@@ -54,7 +54,7 @@ def exec_to_first_byte() -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp(prefix="brn-bench-"))
     try:
         place = folder / "cni.sock"
-        install.install(folder, None, socket_path=place, conflist=b"")
+        install.install(folder, None, socket_path=place, lib_dir=Path("/nonexistent"), conflist=b"")
         with contextlib.closing(socket.socket(socket.AF_UNIX)) as listener:
             listener.bind(str(place))
             listener.listen(8)

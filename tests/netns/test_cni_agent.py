@@ -104,6 +104,35 @@ async def test_a_late_del_does_not_touch_the_pods_new_container(node, netns, tmp
         assert held == ["/calico/ipam/v2/handle/net.c2"]
 
 
+async def test_taking_an_endpoint_over_keeps_what_others_put_there(node, netns, tmp_path):
+    old, new = netns.make("old"), netns.make("new")
+    path = f"{ENDPOINTS}prod/{POD_KEY.name}"
+    async with agent_node(node, tmp_path) as agent:
+        assert (await add(agent, old, CNI_CONTAINERID="c1"))[0] == 0
+        stored = json.loads(agent.datastore.contents()[path])
+        gone = stored["spec"]["ipNetworks"][0].partition("/")[0]
+        stored["spec"] |= {
+            "ports": [{"name": "http", "protocol": "TCP", "port": 80, "hostPort": 0, "hostIP": ""}],
+            "allowedIps": ["10.9.9.9"],
+            "ipNATs": [{"internalIP": gone, "externalIP": "203.0.113.7"}],
+        }
+        stored["metadata"]["labels"]["theirs"] = "kept"
+        await agent.datastore.put(path, json.dumps(stored).encode())
+        # The agent hears of it through its syncer; until then it would be a conflict, tried again.
+        for _ in range(100):
+            code, answer = await add(agent, new, CNI_CONTAINERID="c2")
+            if code == 0:
+                break
+            assert answer["code"] == 11
+        after = json.loads(agent.datastore.contents()[path])
+        assert after["spec"]["containerID"] == "c2"
+        assert after["spec"]["ports"] == stored["spec"]["ports"]
+        assert after["spec"]["allowedIps"] == ["10.9.9.9"]
+        assert "ipNATs" not in after["spec"], "its address went with the old container"
+        assert after["metadata"]["labels"]["theirs"] == "kept"
+        assert after["metadata"]["uid"] == stored["metadata"]["uid"]
+
+
 async def test_a_repeated_add_answers_the_same(node, pod, tmp_path):
     async with agent_node(node, tmp_path) as agent:
         first = await add(agent, pod)
@@ -293,7 +322,13 @@ async def test_bad_input_gets_the_specified_error_and_leaves_nothing(
 async def test_without_felix_an_add_waits_and_version_answers(tmp_path):
     from cni import install
 
-    install.install(tmp_path, None, socket_path=tmp_path / "absent.sock", conflist=b"")
+    install.install(
+        tmp_path,
+        None,
+        socket_path=tmp_path / "absent.sock",
+        lib_dir=Path("/nonexistent"),
+        conflist=b"",
+    )
     for verb, code in (("ADD", 11), ("CHECK", 11), ("STATUS", 50)):
         stdout = await _run_client(tmp_path, verb)
         assert stdout["code"] == code

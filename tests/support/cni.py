@@ -109,7 +109,13 @@ class AgentNode:
         self.agent = Agent(
             self.programmer, EndpointStore(self.datastore, facts), Addresses(self.ipam)
         )
-        install.install(self.bin_dir, None, socket_path=self.socket_path, conflist=b"")
+        install.install(
+            self.bin_dir,
+            None,
+            socket_path=self.socket_path,
+            lib_dir=Path("/nonexistent"),
+            conflist=b"",
+        )
 
     async def start(
         self,

@@ -76,10 +76,13 @@ def test_the_client_imports_nothing_but_built_in_modules():
 
 
 def test_the_installed_client_carries_its_socket_and_compiles(tmp_path):
-    text = install.render_client(tmp_path / "cni.sock", "/opt/brindle/bin/python")
+    text = install.render_client(
+        tmp_path / "cni.sock", "/opt/brindle/bin/python", lib_dir=tmp_path / "lib"
+    )
     assert text.startswith(b"#!/")
     assert text.partition(b"\n")[0].endswith(b" -ISE")
     assert f"SOCKET = {bytes(tmp_path / 'cni.sock')!r}".encode() in text
+    assert f"LIB_DIR = {str(tmp_path / 'lib')!r}".encode() in text
     compile(text, "calico", "exec")
 
 
@@ -87,7 +90,11 @@ def test_installing_twice_changes_nothing_and_leaves_other_files_alone(tmp_path)
     bin_dir, conf_dir = tmp_path / "bin", tmp_path / "net.d"
     conf_dir.mkdir()
     (conf_dir / "05-mine.conflist").write_text("mine")
-    arguments = {"socket_path": tmp_path / "s", "conflist": install.default_conflist()}
+    arguments = {
+        "socket_path": tmp_path / "s",
+        "lib_dir": tmp_path / "lib",
+        "conflist": install.default_conflist(),
+    }
     assert len(install.install(bin_dir, conf_dir, **arguments)) == 3
     before = {path: path.stat().st_mtime_ns for path in bin_dir.iterdir()}
     assert install.install(bin_dir, conf_dir, **arguments) == []
