@@ -22,6 +22,7 @@ lab: bootstrap ## a three-node routed network in namespaces, with a demonstratio
 lab-down: ## remove the lab: processes, namespaces, files (root)
 	@deploy/lab/lab down
 
+test: export REQUIRE_ALL = 1
 test: bootstrap check ## everything: check, then properties, etcd, kernel, BGP neighbours, the lab (root)
 	@deploy/require-root "make test"
 	$(PYTEST) tests/property tests/etcd tests/component

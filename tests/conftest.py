@@ -10,9 +10,10 @@ import asyncio
 import functools
 import inspect
 import logging
+import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,18 @@ from tests.support.etcd import (  # noqa: F401  (fixtures)
 
 LAST_WORDS_S = 2.0
 UNIT = Path(__file__).parent / "unit"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """`make test` sets REQUIRE_ALL: a test that could not run there has not passed."""
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("REQUIRE_ALL"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, and REQUIRE_ALL is set: {report.longrepr}"
+    return report
 
 
 @pytest.fixture(autouse=True)

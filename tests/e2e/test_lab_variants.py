@@ -36,12 +36,10 @@ def test_every_pod_reaches_every_other(variant):
             ), f"{source.name} -> {target.name} {address}"
 
 
-def test_workers_peer_only_with_the_reflectors(variant):
-    if not variant.state.options.rr:
-        pytest.skip("this variant has the full mesh")
-    reflectors = {machine.ipv4 for machine in variant.topology.reflectors}
-    for worker in variant.topology.workers:
-        assert set(variant.peers(worker.name)) == reflectors
+def test_every_node_has_exactly_the_sessions_of_its_shape(variant):
+    # Full mesh: every other node, in both families. Reflectors: workers know rr1 and rr2 alone.
+    for node in variant.topology.nodes:
+        assert set(variant.peers(node.name)) == variant.expected_peers(node)
 
 
 def test_down_leaves_nothing_behind():
