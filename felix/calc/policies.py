@@ -5,7 +5,8 @@ policy_resolver.py (order and stages).
 
   tier      "" is `default`
   order     ascending, absent last; ties by the text name/namespace/kind (datamodel 5.1.3)
-  types     none at all (foreign writers) governs both directions (5.3); preDNAT only ingress (5.4)
+  types     none at all (foreign writers), or only words we do not know, governs both directions
+            (5.3); preDNAT only ingress (5.4)
   stage     what of a host endpoint's path it belongs to; workloads know NORMAL only
   staged    computed and reported, never enforced
 
@@ -46,6 +47,8 @@ STAGED_KINDS = frozenset(
 )
 # Staged actions of objects that say nothing about traffic.
 _EMPTY_ACTIONS = frozenset({"Delete", "Ignore"})
+
+_DIRECTIONS = frozenset({"Ingress", "Egress"})
 
 SortKey = tuple[float, str, str]
 
@@ -118,8 +121,8 @@ def _of_namespaced(key: ResourceKey, value: NamespacedKind, revision: int) -> Po
         selector=_namespaced_selector(spec, key.namespace),
         tier=spec.tier or DEFAULT_TIER,
         sort_key=_sort_key(key, value.metadata.name, spec.order),
-        governs_ingress=not spec.types or "Ingress" in spec.types,
-        governs_egress=not spec.types or "Egress" in spec.types,
+        governs_ingress=_governs(spec.types, "Ingress"),
+        governs_egress=_governs(spec.types, "Egress"),
         stage=Stage.NORMAL,
         on_forward=False,
         ingress=spec.ingress,
@@ -154,8 +157,8 @@ def _of_global(key: ResourceKey, value: GlobalKind, revision: int) -> Policy:
         selector=parse(selector),
         tier=spec.tier or DEFAULT_TIER,
         sort_key=_sort_key(key, value.metadata.name, spec.order),
-        governs_ingress=not spec.types or "Ingress" in spec.types,
-        governs_egress=egress_too and (not spec.types or "Egress" in spec.types),
+        governs_ingress=_governs(spec.types, "Ingress"),
+        governs_egress=egress_too and _governs(spec.types, "Egress"),
         stage=stage,
         on_forward=spec.apply_on_forward and stage is Stage.NORMAL,
         ingress=spec.ingress,
@@ -182,6 +185,12 @@ def _of_staged_kubernetes(
         }
     )
     return _of_namespaced(key, converted.resource, revision)
+
+
+def _governs(types: tuple[str, ...], direction: str) -> bool:
+    """A list that holds no word we know says nothing: a policy that governed neither direction
+    would let through what it was written to deny."""
+    return direction in types or not _DIRECTIONS.intersection(types)
 
 
 def _stage(*, do_not_track: bool, pre_dnat: bool) -> Stage:

@@ -15,14 +15,17 @@ and for the moment of writing, re-exported from validation_datastore:
   VA1  all failures are found in one pass: Go family first, then schema, then CEL;
   VA2  nothing but ValidationError is raised, whatever text the members hold;
   VA3  kinds without CRD (Node, WorkloadEndpoint, LiveMigration, Profile) have no CRD family;
-  VA4  readers check the Go family only, as Calico's felix does: an older or foreign policy that
-       breaks a newer schema rule is still enforced. Treating a deny policy as absent opens traffic.
+  VA4  readers check the Go family of the spec only, as Calico's felix does: an older or foreign
+       policy that breaks a newer schema rule, or whose name, labels or annotations no writer would
+       accept, is still enforced. Treating a deny policy as absent opens traffic.
 
 The tables are by theme in validation_{policy,endpoints,network,felix,cluster}.
 Source: reference/datamodel.md 4; Calico LCG/validator/v3.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from libcalico.errors import FieldError, ValidationError
 from libcalico.model import (
@@ -45,7 +48,7 @@ from libcalico.model.validation_datastore import (
     validate_update,
     validate_update_metadata,
 )
-from libcalico.model.validation_metadata import check_metadata
+from libcalico.model.validation_metadata import METADATA_CHECKS, check_metadata
 from libcalico.model.validation_network import check_pool_cidr
 from libcalico.model.validation_rules import Report
 from libcalico.model.validation_walk import Walker
@@ -67,12 +70,20 @@ __all__ = [
 
 WITHOUT_CRD = frozenset({"Node", "WorkloadEndpoint", "LiveMigration", "Profile"})
 
-_WALKER = Walker(
+_TABLES = (
     validation_policy.TABLES
     | validation_endpoints.TABLES
     | validation_network.TABLES
     | validation_felix.TABLES
     | validation_cluster.TABLES
+)
+_WALKER = Walker(_TABLES)
+# VA4.
+_READERS_WALKER = Walker(
+    {
+        struct: replace(rules, go=tuple(c for c in rules.go if c not in METADATA_CHECKS))
+        for struct, rules in _TABLES.items()
+    }
 )
 
 
@@ -98,7 +109,9 @@ def problems(resource: Resource, *, is_stored: bool = False) -> tuple[FieldError
         except ValidationError as err:
             return err.errors
     report = Report()
-    check_metadata(resource, report)
-    has_crd = not is_stored and resource.kind not in WITHOUT_CRD
-    _WALKER.walk(resource, "", report, crd=has_crd)
+    if is_stored:
+        _READERS_WALKER.walk(resource, "", report, crd=False)
+    else:
+        check_metadata(resource, report)
+        _WALKER.walk(resource, "", report, crd=resource.kind not in WITHOUT_CRD)
     return report.errors()

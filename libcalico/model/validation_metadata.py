@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 from libcalico.model.kinds import KIND_BY_NAME, NameRule
 from libcalico.model.meta import NAMESPACE_LABEL, ObjectMeta, Resource
+from libcalico.model.policy import RuleMetadata
 from libcalico.model.validation_rules import Report
 from libcalico.model.validation_tags import (
     LABEL_FORMAT,
@@ -93,7 +94,21 @@ def check_network_set_labels(resource: Resource, report: Report) -> None:
         report.reason("Metadata.Labels (label)", NAMESPACE_LABEL, text)
 
 
+def check_rule_annotations(metadata: RuleMetadata, report: Report) -> None:
+    check_annotations(metadata.annotations, report)
+
+
 MetadataCheck = Callable[[Resource, Report], None]
+# Checks that stand in the tables of the kinds; `check_metadata` is called for all of them.
+METADATA_CHECKS = frozenset(
+    {
+        check_tier_name,
+        check_policy_name,
+        check_global_policy_name,
+        check_network_set_labels,
+        check_rule_annotations,
+    }
+)
 
 
 def _check_name(metadata: ObjectMeta, pattern: re.Pattern[str], report: Report) -> None:

@@ -43,10 +43,10 @@ from libcalico.model.policy import (
     TierSpec,
 )
 from libcalico.model.validation_metadata import (
-    check_annotations,
     check_global_policy_name,
     check_network_set_labels,
     check_policy_name,
+    check_rule_annotations,
     check_tier_name,
 )
 from libcalico.model.validation_rules import Cel, GoCheck, Member, Report, StructRules, gte, lte
@@ -415,9 +415,7 @@ TABLES: dict[type[Model], StructRules] = {
         {"methods": Member(max_items=20), "paths": Member(max_items=20)}, go=(_check_http,)
     ),
     HTTPPath: StructRules({"exact": Member(max_length=1024), "prefix": Member(max_length=1024)}),
-    RuleMetadata: StructRules(
-        go=(lambda metadata, report: check_annotations(metadata.annotations, report),)
-    ),
+    RuleMetadata: StructRules(go=(check_rule_annotations,)),
     NetworkPolicySpec: StructRules(_POLICY_MEMBERS, cel=_POLICY_CEL),
     NetworkPolicy: StructRules(
         go=(

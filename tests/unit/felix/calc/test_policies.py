@@ -127,3 +127,20 @@ def test_a_namespaced_selector_is_what_scoping_says(selector, account):
     found = of(np("p", selector=selector, service_account_selector=account))
     text = scope.network_policy_selector(selector, "prod", service_account_selector=account)
     assert found.selector == parse(text)
+
+
+@pytest.mark.parametrize("make", [np, gnp, snp, sgnp])
+@pytest.mark.parametrize(
+    ("types", "directions"),
+    [
+        (("Ingress",), (True, False)),
+        (("Egress",), (False, True)),
+        (("Sideways",), (True, True)),
+        (("ingress", "EGRESS"), (True, True)),
+        (("Sideways", "Egress"), (False, True)),
+    ],
+)
+def test_types_of_unknown_words_only_govern_both_directions(make, types, directions):
+    """Fail closed: a policy that governed nothing would let pass what it denies."""
+    found = of(make("p", types=types))
+    assert (found.governs_ingress, found.governs_egress) == directions
