@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 
 import click
 import msgspec
-from libcalico.datastore.resources import ResourceClient
 
 from calicoctl.results import CommandFailed
 from ipam import cascade
 from ipam.client import IpamClient
 from libcalico.datastore.api import Datastore
 from libcalico.datastore.config import DEFAULT_FILE, connect, load
+from libcalico.datastore.resources import ResourceClient
 from libcalico.errors import (
     AlreadyExists,
     NotFound,
@@ -60,9 +60,14 @@ class Session:
         metadata = metadata_of(resource)
         attempts = 1 if metadata.resource_version else UPDATE_ATTEMPTS
         for attempt in range(attempts):
-            stored = await self.resources.get(resource.kind, metadata.name, metadata.namespace)
+            wanted = await self.resources.onto_stored(resource)
+            if metadata.resource_version:
+                given = msgspec.structs.replace(
+                    metadata_of(wanted), resource_version=metadata.resource_version
+                )
+                wanted = msgspec.structs.replace(wanted, metadata=given)
             try:
-                return await self.resources.update(onto_stored(resource, stored))
+                return await self.resources.update(wanted)
             except RevisionConflict:
                 if attempt == attempts - 1:
                     raise
@@ -110,17 +115,6 @@ def for_create(resource: Resource) -> Resource:
         annotations=metadata.annotations,
     )
     return msgspec.structs.replace(resource, metadata=bare)
-
-
-def onto_stored(resource: Resource, stored: Resource) -> Resource:
-    given, kept = metadata_of(resource), metadata_of(stored)
-    metadata = msgspec.structs.replace(
-        kept,
-        labels=given.labels,
-        annotations=given.annotations,
-        resource_version=given.resource_version or kept.resource_version,
-    )
-    return msgspec.structs.replace(resource, metadata=metadata)
 
 
 def refuse_write(resource: Resource, operation: str) -> None:

@@ -189,11 +189,24 @@ class ResourceClient:
         raise last
 
     async def _update_onto_stored(self, resource: R) -> R:
+        return await self.update(await self.onto_stored(resource))
+
+    async def onto_stored(self, resource: R) -> R:
+        """The input as an update of what is stored: its labels, annotations and spec, the stored
+        identity and revision. A stored value that does not parse lends only its revision: to
+        replace it is how it is repaired. Errors: NotFound."""
         complete = with_defaults(resource)  # endpoints get their name here
-        metadata = complete.metadata
-        stored = await self.get(type(complete), metadata.name, metadata.namespace)
-        kept = replace(stored.metadata, labels=metadata.labels, annotations=metadata.annotations)
-        return await self.update(replace(complete, metadata=kept))
+        given = complete.metadata
+        key = key_of(complete)
+        stored = await self._stored(key)
+        base = self._stamped(complete) if stored.resource is None else stored.resource
+        kept = replace(
+            base.metadata,
+            labels=given.labels,
+            annotations=given.annotations,
+            resource_version=str(stored.revision),
+        )
+        return replace(complete, metadata=kept)
 
     async def delete(
         self, kind: str | type[Resource], name: str, namespace: str = "", *,

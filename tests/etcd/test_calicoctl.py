@@ -158,6 +158,15 @@ def test_fields_of_a_newer_writer_survive_our_update(ctl, etcd):
     assert stored(etcd, "ippools", "pool-a")["spec"]["fromTheFuture"] == {"x": [1]}
 
 
+@pytest.mark.parametrize("verb", ["apply", "replace"])
+def test_an_object_that_does_not_parse_is_repaired_by_writing_it_again(ctl, etcd, verb):
+    ctl("apply", "-f", ctl.file(POOL))
+    etcd.ctl("put", "/calico/resources/v3/projectcalico.org/ippools/pool-a", '{"spec": [')
+    ctl(verb, "-f", ctl.file(POOL))
+    assert stored(etcd, "ippools", "pool-a")["spec"]["cidr"] == "10.10.0.0/16"
+    assert stored(etcd, "ippools", "pool-a")["metadata"]["uid"]
+
+
 BAD = """\
 apiVersion: projectcalico.org/v3
 kind: IPPool
