@@ -133,8 +133,6 @@ class Daemon:
         self._kernel.before_flush(now)
         changes = rib.flush()
         self._kernel.after_flush(changes, now)
-        if rib.take_new_output():
-            self.events.wake()
 
     def _take_over(self, generation: Generation) -> None:
         try:

@@ -100,6 +100,14 @@ class Speaker:
         self._events.run_ready()
         self._watch_listeners()
         self._on_turn()
+        if self.rib.take_new_output():
+            self._push()
+
+    def _push(self) -> None:
+        """Write what was just flushed, without waiting for everybody's next turn."""
+        for link, peer in list(self._peers.items()):
+            if peer.has_output():
+                link.push()
 
     def opened(self, link: SessionProtocol, session: Session) -> bool:
         peer = self.rib.peers.get(peer_key(link.address))

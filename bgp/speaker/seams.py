@@ -11,10 +11,10 @@ the configuration language, the reactor loop. Ours are three seams:
   UPDATE in/out  `exabgp.reactor.peer.Protocol` -> SessionProtocol: UPDATEs go to the RIB undecoded
                  and come from its logs; everything else is left to the stock code;
   adj-rib-out    `neighbor.rib` -> NeighborRib: tells Peer whether there is output.
-Smaller ones: `exabgp.reactor.loop.Peer` -> RestartingPeer (RFC 4724 4.2: a new connection replaces
-the established session of a peer that restarts); `.loop.Signal` -> NoSignals (signals are the
-daemon's); `reactor.configuration` -> Neighbors (parsed apart, so that a broken file cannot poison
-the next reload); the `log` methods (exabgp_log).
+Smaller ones: `Reactor` -> SparingReactor (who gets a turn); `.loop.Peer` -> RestartingPeer (RFC
+4724 4.2: a new connection replaces the established session of a peer that restarts); `.loop.Signal`
+-> NoSignals (signals are the daemon's); `reactor.configuration` -> Neighbors (parsed apart, so that
+a broken file cannot poison the next reload); the `log` methods (exabgp_log).
 
 Why each exists: bgp reference 1, 2 and 4.2; the traps are listed in bgp/DESIGN.md.
 """
@@ -24,7 +24,7 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Protocol
 
 from exabgp.bgp.fsm import FSM
@@ -58,6 +58,7 @@ LOG = log.get("exabgp")
 EXABGP_VERSION = "5.0.15"
 # Loop turns of 100 ms when nothing happens: a tenth of the idle CPU of the default (measured).
 _REACTOR_SPEED = 10.0
+_TICK_S = 0.25  # timers count in whole seconds
 _TCP_SYNCNT = 7
 _SYN_RETRIES = 3  # gives up after 15 s instead of 127
 _RETRY_FIRST_S, _RETRY_MOST_S = 1.0, 5.0
@@ -159,6 +160,7 @@ class SessionProtocol(StockProtocol):  # type: ignore[misc]
         self._unread = b""
         self._polled = -1
         self._is_open = False
+        self._is_busy = False
 
     @classmethod
     def live_links(cls) -> list[SessionProtocol]:
@@ -257,6 +259,12 @@ class SessionProtocol(StockProtocol):  # type: ignore[misc]
             and self.neighbor["capability"]["graceful-restart"]
         )
 
+    def needs_turn(self, readable: Collection[int]) -> bool:
+        """Whether there is anything to do before the next tick of the timers."""
+        if not self._is_open or self._is_busy or self._polled in readable:
+            return True
+        return self.driver.has_output(self.address)
+
     # -- in
 
     def read_message(self) -> Iterator[Any]:
@@ -265,6 +273,7 @@ class SessionProtocol(StockProtocol):  # type: ignore[misc]
             return
         if not self._is_open:
             self._open()
+        self._is_busy = False
         self._receive()
         batch = split_stream(self._unread, self.connection.msg_size)
         self._unread = batch.rest
@@ -276,6 +285,7 @@ class SessionProtocol(StockProtocol):  # type: ignore[misc]
         stats = self.peer.stats
         stats["receive-update"] += len(batch.updates)
         stats["receive-keepalive"] += batch.keepalives
+        self._is_busy = batch.needs_stock
         if batch.updates:
             yield _UPDATE
         elif batch.keepalives:
@@ -324,13 +334,24 @@ class SessionProtocol(StockProtocol):  # type: ignore[misc]
 
     def new_update(self, include_withdraw: bool) -> Iterator[Any]:
         """One step per turn: as much as the socket takes."""
+        self._transmit()
+        yield _UPDATE
+
+    def push(self) -> None:
+        """The same between two turns, right after the RIB was flushed."""
+        try:
+            self._transmit()
+        except LostConnection as err:
+            # Reading meets the same error in a moment, where the stock code expects it.
+            LOG.debug("connection lost while writing", peer=self.address, reason=err)
+
+    def _transmit(self) -> None:
         while self._send():
             messages = self.driver.take(self)
             if not messages:
-                break
+                return
             self.peer.stats["send-update"] += len(messages)
             self.outbox.fill(messages)
-        yield _UPDATE
 
     def _send(self) -> bool:
         io = self.connection.io if self.connection is not None else None
@@ -343,6 +364,34 @@ class SessionProtocol(StockProtocol):  # type: ignore[misc]
         if not is_out:
             self.driver.blocked(self, io.fileno())
         return is_out
+
+
+class SparingReactor(Reactor):  # type: ignore[misc]
+    """Gives a turn only to peers with something to do, and to all of them every tick.
+
+    Stock walks through all peers whenever one of them has something to say."""
+
+    def __init__(self, configuration: Neighbors) -> None:
+        super().__init__(configuration)
+        self._readable: set[int] = set()
+        self._tick_at = 0.0
+
+    def _wait_for_io(self, sleeptime: int) -> Iterator[int]:
+        self._readable = set(super()._wait_for_io(sleeptime))
+        yield from self._readable
+
+    def active_peers(self) -> set[str]:
+        active: set[str] = super().active_peers()
+        now = time.monotonic()
+        if now >= self._tick_at:
+            self._tick_at = now + _TICK_S
+            return active
+        return {key for key in active if self._needs_turn(self._peers[key])}
+
+    def _needs_turn(self, peer: Any) -> bool:
+        link = peer.proto
+        is_told = peer._teardown is not None or peer._neighbor is not None
+        return link is None or is_told or link.needs_turn(self._readable)
 
 
 class RestartingPeer(Peer):  # type: ignore[misc]
@@ -475,7 +524,7 @@ def make_reactor(driver: Driver, neighbors: Neighbors, *, listen: Sequence[str],
     reactor_loop.Processes = Hooks
     reactor_loop.Peer = RestartingPeer
     reactor_peer.Protocol = SessionProtocol
-    return Reactor(neighbors)
+    return SparingReactor(neighbors)
 
 
 def run_reactor(reactor: Any) -> int:

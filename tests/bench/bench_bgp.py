@@ -242,7 +242,7 @@ def wire_to_kernel(name: str, count: int) -> Entry:
             clients.release()  # one client: nobody to wait for
             deadline = time.monotonic() + 60
             while routes(node) < count:
-                clients.run(lambda: True, 1)
+                clients.step(0.002)
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"{routes(node)} routes of {count}")
             took = time.perf_counter() - payload_sent
@@ -254,7 +254,7 @@ def wire_to_kernel(name: str, count: int) -> Entry:
 
 def routes(node: BgpNode) -> int:
     """How many routes the kernel has: counted by the kernel, not listed."""
-    text = node.netns.call(lambda: Path("/proc/net/fib_triestat").read_text())
+    text = node.netns.call(lambda: Path("/proc/thread-self/net/fib_triestat").read_text())
     main = text.split("Main:")[-1].split("Local:")[0]
     return int(main.split("Prefixes:")[1].split()[0])
 

@@ -178,12 +178,16 @@ class Load:
                 counts = sorted(client.received for client in self.clients)
                 up = sum(client.is_up for client in self.clients)
                 raise TimeoutError(f"{up} sessions, received {counts[0]} to {counts[-1]}")
-            for key, events in self._selector.select(0.2):
-                client: Client = key.data
-                if events & selectors.EVENT_WRITE:
-                    self._send(client, b"")
-                if events & selectors.EVENT_READ:
-                    self._read(client)
+            self.step(0.2)
+
+    def step(self, timeout_s: float) -> None:
+        """Serve whoever is ready."""
+        for key, events in self._selector.select(timeout_s):
+            client: Client = key.data
+            if events & selectors.EVENT_WRITE:
+                self._send(client, b"")
+            if events & selectors.EVENT_READ:
+                self._read(client)
 
     def _send(self, client: Client, data: bytes) -> None:
         client.unsent += data
