@@ -3,7 +3,7 @@
 Layer: runtime edge. Several nodes run on one machine in network namespaces, each with its own
 directories, so nobody spells a path out: they ask here.
   CALICO_RUN_DIR  /var/run/calico   sockets, pid files, rendered configuration, endpoint status
-  CALICO_LIB_DIR  /var/lib/calico   nodename, mtu, journals
+  CALICO_LIB_DIR  /var/lib/calico   nodename, mtu, cni-datastore.cfg, journals
   CALICO_LOG_DIR  /var/log/calico   logs and state dumps
 """
 

@@ -15,6 +15,7 @@ def test_the_standard_places():
     assert paths.log_dir({}) == Path("/var/log/calico")
     assert paths.cni_socket({}) == Path("/var/run/calico/cni.sock")
     assert paths.bgp_dir({}) == Path("/var/run/calico/bgp")
+    assert paths.cni_datastore_file({}) == Path("/var/lib/calico/cni-datastore.cfg")
 
 
 def test_every_place_can_be_moved():
@@ -22,6 +23,7 @@ def test_every_place_can_be_moved():
     found = [paths.run_dir(environ), paths.lib_dir(environ), paths.log_dir(environ)]
     assert found == [Path("/r"), Path("/l"), Path("/g")]
     assert paths.cni_socket(environ) == Path("/r/cni.sock")
+    assert paths.cni_datastore_file(environ) == Path("/l/cni-datastore.cfg")
 
 
 def test_an_empty_variable_is_no_place():

@@ -1,0 +1,59 @@
+"""Replace a file whole: a reader sees the old text or the new one, never a part.
+
+Layer: runtime edge. Used by whoever writes a file that another process reads.
+
+  W1  the new text is complete and synced beside the place before it is renamed over it;
+  W2  the mode is right from the first byte, so that a secret is never readable in between;
+  W3  what is right already is left alone, its time stamp too; only a wrong mode is mended;
+  W4  the scratch file starts with a dot and has a suffix of its own: a program that watches the
+      folder for `*.conf` does not take it up. It is gone afterwards, also after a failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+
+def replace_file(path: Path, data: bytes, mode: int) -> bool:
+    """Whether the content changed (a mended mode is no change). Errors: OSError."""
+    if _content(path) == data:
+        if path.stat().st_mode & 0o777 != mode:
+            path.chmod(mode)
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    scratch = Path(name)
+    try:
+        write_and_sync(handle, data, mode)
+        scratch.replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            scratch.unlink()
+        raise
+    return True
+
+
+def write_new(path: Path, data: bytes, mode: int) -> None:
+    """A file that nobody reads yet (W1, W2); what was there is dropped first. Errors: OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    write_and_sync(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), data, mode)
+
+
+def write_and_sync(handle: int, data: bytes, mode: int) -> None:
+    """Write and close an open descriptor; the mode first (the umask may have cut it)."""
+    with os.fdopen(handle, "wb") as out:
+        os.fchmod(out.fileno(), mode)
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _content(path: Path) -> bytes | None:
+    """None for what is no regular file: a link or a folder is not ours to read."""
+    if path.is_symlink() or not path.is_file():
+        return None
+    return path.read_bytes()
