@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from calicoctl.results import CommandFailed
 from libcalico.model.documents import DocumentError, read_documents
@@ -20,20 +21,30 @@ _UNKNOWN = "field in document is not recognized or is in the wrong location: "
 MAX_FILE_BYTES = 256 << 20
 
 
-def load(filename: str, *, is_recursive: bool, skip_empty: bool) -> list[Resource]:
+class Given(NamedTuple):
+    """A resource and where it stood; `place` is "" where there is only one place."""
+
+    resource: Resource
+    place: str = ""
+
+
+def load(filename: str, *, is_recursive: bool, skip_empty: bool) -> list[Given]:
     """Resources in file order. Errors: CommandFailed naming every fault of every file."""
-    resources: list[Resource] = []
+    resources: list[Given] = []
     faults: list[str] = []
     for label, text in _texts(filename, is_recursive):
         for document in read_documents(text):
             faults += [label + _worded(error) for error in document.errors]
-            resources += document.resources
+            place = f"{label}document {document.number}"
+            resources += [Given(resource, place) for resource in document.resources]
     if faults:
         prefix = "" if faults[0].startswith(_UNKNOWN) else "failed to execute command: "
         raise CommandFailed(prefix + "\n".join(faults))
     if not resources and not skip_empty:
         where = "directory" if filename != "-" and Path(filename).is_dir() else "file"
         raise CommandFailed(f"no resources specified in {where} {filename}")
+    if len({given.place for given in resources}) == 1:
+        return [Given(given.resource) for given in resources]
     return resources
 
 

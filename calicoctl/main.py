@@ -10,6 +10,7 @@ them, because people and scripts know those texts.
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Sequence
 
@@ -114,16 +115,34 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def usage_text(err: click.UsageError) -> str:
     """Click's usage errors in cobra's words."""
+    said = err.format_message()
     if isinstance(err, click.NoSuchOption):
         option = err.option_name
         if option.startswith("--"):
             return f"unknown flag: {option}"
         return f"unknown shorthand flag: {option.lstrip('-')!r} in {option}"
-    if isinstance(err, click.MissingParameter):
-        return "requires at least 1 arg(s), only received 0"
-    if isinstance(err, click.BadOptionUsage) and "requires an argument" in err.format_message():
+    if isinstance(err, click.BadOptionUsage) and "requires an argument" in said:
         return f"flag needs an argument: {err.option_name}"
-    return err.format_message()
+    path = err.ctx.command_path if err.ctx is not None else "calicoctl"
+    unknown = re.match(r"No such command '([^']*)'", said)
+    if unknown:
+        return f'unknown command "{unknown[1]}" for "{path}"'
+    if err.ctx is not None and (isinstance(err, click.MissingParameter) or "extra arg" in said):
+        return _count_text(err.ctx, said, path)
+    return said
+
+
+def _count_text(ctx: click.Context, said: str, path: str) -> str:
+    """Too few or too many arguments: `label` takes at least its three, others exactly theirs."""
+    arguments = [p for p in ctx.command.params if isinstance(p, click.Argument)]
+    extra = re.search(r"extra arguments? \((.*)\)", said)
+    if extra and not arguments:
+        return f'unknown command "{extra[1].split()[0]}" for "{path}"'
+    received = sum(ctx.params.get(str(argument.name)) is not None for argument in arguments)
+    received += len(extra[1].split()) if extra else 0
+    if ctx.command.name == "label":
+        return f"requires at least {len(arguments)} arg(s), only received {received}"
+    return f"accepts {len(arguments)} arg(s), received {received}"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from calicoctl.kinds import CliKind
-from calicoctl.load import load
+from calicoctl.load import Given, load
 from calicoctl.results import CommandFailed
 from calicoctl.session import metadata_of
 from libcalico.model.kinds import KIND_BY_NAME
@@ -29,19 +29,19 @@ class Source:
     skip_empty: bool = False
 
 
-def from_files(source: Source, namespace: str) -> list[Resource]:
+def from_files(source: Source, namespace: str) -> list[Given]:
     """Errors: CommandFailed."""
     loaded = load(source.filename, is_recursive=source.recursive, skip_empty=source.skip_empty)
-    return [with_namespace(resource, namespace) for resource in loaded]
+    return [Given(with_namespace(given.resource, namespace), given.place) for given in loaded]
 
 
-def from_names(kind: CliKind, names: Sequence[str], namespace: str) -> list[Resource]:
+def from_names(kind: CliKind, names: Sequence[str], namespace: str) -> list[Given]:
     """Bare objects that carry kind, name and namespace, for delete."""
     if any(not name for name in names):
         raise CommandFailed("resource name may not be empty")
     struct = kind.info.resource
     bare = [struct(metadata=ObjectMeta(name=name)) for name in names]
-    return [with_namespace(resource, namespace) for resource in bare]
+    return [Given(with_namespace(resource, namespace)) for resource in bare]
 
 
 def with_namespace(resource: Resource, namespace: str) -> Resource:

@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 import click
 
 from calicoctl import kinds, options
+from calicoctl.load import Given
 from calicoctl.main import UsageProblem
-from calicoctl.results import Outcome
+from calicoctl.results import CommandFailed, Outcome
 from calicoctl.select import Source, from_files, from_names
 from calicoctl.session import Session, metadata_of, run
 from libcalico.errors import AlreadyExists, NotFound, SuiteError
@@ -22,7 +23,7 @@ from libcalico.model.validation import validate as validate_resource
 Operation = Callable[[Session, Resource], Awaitable[object]]
 
 
-def _given(source: Source, namespace: str) -> list[Resource]:
+def _given(source: Source, namespace: str) -> list[Given]:
     if not source.filename:
         raise UsageProblem('required flag(s) "filename" not set')
     return from_files(source, namespace)
@@ -39,7 +40,7 @@ def _report(outcome: Outcome) -> None:
 
 
 def _write(
-    ctx: click.Context, config: str, verb: str, resources: Sequence[Resource], operation: Operation
+    ctx: click.Context, config: str, verb: str, resources: Sequence[Given], operation: Operation
 ) -> None:
     if not resources:
         click.echo("No resources specified")
@@ -62,14 +63,14 @@ async def _initialise(session: Session) -> None:
 
 
 async def _each(
-    session: Session, verb: str, resources: Sequence[Resource], operation: Operation
+    session: Session, verb: str, resources: Sequence[Given], operation: Operation
 ) -> Outcome:
-    outcome = Outcome(verb, [resource.kind for resource in resources])
-    for resource in resources:
+    outcome = Outcome(verb, [given.resource.kind for given in resources])
+    for given in resources:
         try:
-            await operation(session, resource)
+            await operation(session, given.resource)
         except SuiteError as err:
-            outcome.errors.append(err)
+            outcome.errors.append(_placed(err, given))
             if verb == "replace":
                 # Calico counts the failed object as handled here, and stops (6.5).
                 outcome.handled += 1
@@ -177,20 +178,20 @@ def delete(
 def validate(filename: str, recursive: bool, skip_empty: bool, config: str, namespace: str) -> None:
     """Check resources without a datastore."""
     given = _given(Source(filename, recursive, skip_empty), namespace)
-    outcome = Outcome("validate", [resource.kind for resource in given])
-    for resource in given:
+    outcome = Outcome("validate", [entry.resource.kind for entry in given])
+    for entry in given:
         try:
-            validate_resource(with_defaults(resource))
+            validate_resource(with_defaults(entry.resource))
         except SuiteError as err:
-            named = f"{resource.kind}({metadata_of(resource).name}): " if len(given) > 1 else ""
-            outcome.errors.append(_Named(named, err) if named else err)
+            outcome.errors.append(_placed(err, entry))
         else:
             outcome.handled += 1
     _report(outcome)
 
 
-class _Named(SuiteError):
-    """An error with its object in front, where there are several."""
-
-    def __str__(self) -> str:
-        return "".join(map(str, self.args))
+def _placed(error: SuiteError, given: Given) -> SuiteError:
+    """The error with its object and document behind it, where there are several."""
+    if not given.place:
+        return error
+    named = f"{given.resource.kind}({metadata_of(given.resource).name})"
+    return CommandFailed(f"{str(error).rstrip()} ({named}, {given.place})")

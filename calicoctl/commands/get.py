@@ -72,7 +72,7 @@ def get(
         source = Source(filename, recursive, skip_empty)
         wanted = [
             (kinds.BY_NAME[r.kind], metadata_of(r).name, metadata_of(r).namespace)
-            for r in from_files(source, namespace)
+            for r, _ in from_files(source, namespace)
             if r.kind in kinds.BY_NAME
         ]
     elif kind:

@@ -113,6 +113,12 @@ def test_a_box_as_the_data_model_draws_it():
         (["label", "pool", "a", "x"], "invalid label x"),
         (["ipam", "configure"], "at least one configuration option must be specified"),
         (["get", "nodes", "-c", "/no/such.cfg"], "/no/such.cfg"),
+        (["patch", "node"], "accepts 2 arg(s), received 1"),
+        (["patch", "node", "a", "b"], "accepts 2 arg(s), received 3"),
+        (["label", "node", "x"], "requires at least 3 arg(s), only received 2"),
+        (["ipam", "foo"], 'unknown command "foo" for "calicoctl ipam"'),
+        (["version", "extra"], 'unknown command "extra" for "calicoctl version"'),
+        (["get", "pools", "-o"], "flag needs an argument: -o"),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_exit_1(arguments, message, capsys):
@@ -121,3 +127,18 @@ def test_a_wrong_command_line_is_one_line_and_exit_1(arguments, message, capsys)
     assert message in captured.err
     assert "Traceback" not in captured.err
     assert captured.out == ""
+
+
+def test_semantic_faults_of_several_documents_name_object_and_document(tmp_path, capsys):
+    pool = "apiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata: {name: NAME}\n"
+    good, bad = (pool + "spec: {cidr: CIDR}\n").split("CIDR")[0], "10.0.0.1/8}\n"
+    file = tmp_path / "x.yaml"
+    text = good.replace("NAME", "a") + "10.0.0.0/8}\n---\n" + good.replace("NAME", "b") + bad
+    file.write_text(text)
+    assert run(["validate", "-f", str(file)]) == 1
+    captured = capsys.readouterr()
+    assert "IPPool CIDR is not strictly masked" in captured.err
+    assert "(IPPool(b), document 2)" in captured.err
+    file.write_text(good.replace("NAME", "b") + bad)
+    assert run(["validate", "-f", str(file)]) == 1
+    assert "document" not in capsys.readouterr().err, "with one document Calico's text is enough"
