@@ -142,15 +142,16 @@ class Interest(Generic[S]):
 
     def _least_loaded(self, clauses: tuple[Clause, ...]) -> Clause | None:
         """The clause whose terms lead to the fewest selectors so far; values before has()."""
-
-        if len(clauses) < 2:
-            return clauses[0] if clauses else None
-
-        def load(clause: Clause) -> tuple[int, int, int]:
-            reached = sum(len(self._by_term.get(term, ())) for term in clause)
-            return reached, sum(term.value is None for term in clause), len(clause)
-
-        return min(clauses, key=load)
+        best: Clause | None = None
+        least: tuple[int, int] | None = None
+        for clause in clauses:
+            reached = presences = 0
+            for term in clause:
+                reached += len(self._by_term.get(term, ()))
+                presences += term.value is None
+            if least is None or (reached, presences) < least:
+                best, least = clause, (reached, presences)
+        return best
 
     def _reachable(self, old: Labels, new: Labels) -> Iterator[set[Entry[S]]]:
         yield self._unrestricted

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Container, Hashable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from libcalico.compute.postings import Labels, Moves
@@ -25,19 +24,24 @@ I = TypeVar("I", bound=Hashable)  # noqa: E741
 _NO_LABELS: Labels = {}
 
 
-# From so many on, a caller must work from the moves: the list of changes is cut off.
+# From so many moves on, a caller must work from them: the list of changes may be incomplete.
 MANY_CHANGES = 1000
 
-Record = tuple[Labels, tuple[str, ...]]
 Change = tuple[int, Labels | None, Labels | None]
 
 
-@dataclass(slots=True)
 class Batch(Generic[I]):
-    """What was asked for since the last flush; None deletes."""
+    """What was asked for since the last flush; None deletes.
 
-    items: dict[I, Record | None]
-    parents: dict[str, Labels | None]
+    Two maps and not one of pairs: 250,000 pairs would be so many more objects for the collector.
+    """
+
+    __slots__ = ("item_labels", "item_parents", "parents")
+
+    def __init__(self) -> None:
+        self.item_labels: dict[I, Labels | None] = {}
+        self.item_parents: dict[I, tuple[str, ...]] = {}
+        self.parents: dict[str, Labels | None] = {}
 
 
 class ItemTable(Generic[I]):
@@ -92,26 +96,25 @@ class ItemTable(Generic[I]):
     def apply(self, batch: Batch[I]) -> tuple[Moves, list[Change]]:
         """Take over a batch.
 
-        Shape: the moves of all items, and the changes one by one; the latter only up to
-        MANY_CHANGES, since holding the labels of 250,000 newborn items would cost 100 MB.
+        Shape: the moves of all items, and the changes one by one; the latter without the newborn
+        when these are MANY_CHANGES: holding the labels of 250,000 would cost 100 MB.
         """
-        items = self._changed_items(batch)
-        before = self._labels_before(items, batch.parents)
+        newborn, changed = self._sorted_out(batch)
+        before = self._labels_before(changed, batch.parents)
         for name, labels in batch.parents.items():
             self._set_parent(name, labels)
         moves = Moves()
         changes: list[Change] = []
-        for item_id, record in items.items():
-            if record is None:
+        for item_id in changed:
+            given = batch.item_labels[item_id]
+            if given is None:
                 self._bury(item_id)
-            elif item_id in self.ordinal_of:
-                self._place(self.ordinal_of[item_id], *record)
             else:
-                ordinal = self._bear(item_id, *record)
-                labels = effective(*record, self._named, self._inherited)
-                moves.record(ordinal, None, labels)
-                if len(changes) < MANY_CHANGES:
-                    changes.append((ordinal, None, labels))
+                self._place(self.ordinal_of[item_id], given, batch.item_parents[item_id])
+        if len(newborn) < MANY_CHANGES:
+            self._bear_each(newborn, batch, moves, changes)
+        else:
+            self._bear_many(newborn, batch, moves)
         dead = set(self._dead)
         for ordinal, old in before.items():
             new = None if ordinal in dead else self.labels_of(ordinal)
@@ -120,17 +123,47 @@ class ItemTable(Generic[I]):
                 changes.append((ordinal, old, new))
         return moves, changes
 
-    def _changed_items(self, batch: Batch[I]) -> dict[I, Record | None]:
-        """The requests that change something."""
-        changed: dict[I, Record | None] = {}
-        for item_id, record in batch.items.items():
+    def _sorted_out(self, batch: Batch[I]) -> tuple[list[I], list[I]]:
+        """The items that are new, and the living ones that a request changes."""
+        newborn, changed = [], []
+        for item_id, labels in batch.item_labels.items():
             ordinal = self.ordinal_of.get(item_id)
             if ordinal is None:
-                if record is not None:
-                    changed[item_id] = record
-            elif record is None or record != (self._own[ordinal], self._parents[ordinal]):
-                changed[item_id] = record
-        return changed
+                if labels is not None:
+                    newborn.append(item_id)
+            elif labels is None or (
+                labels != self._own[ordinal]
+                or batch.item_parents[item_id] != self._parents[ordinal]
+            ):
+                changed.append(item_id)
+        return newborn, changed
+
+    def _bear_each(
+        self, newborn: Iterable[I], batch: Batch[I], moves: Moves, changes: list[Change]
+    ) -> None:
+        for item_id in newborn:
+            ordinal = self._bear(item_id, batch)
+            labels = self.labels_of(ordinal)
+            moves.record(ordinal, None, labels)
+            changes.append((ordinal, None, labels))
+
+    def _bear_many(self, newborn: Iterable[I], batch: Batch[I], moves: Moves) -> None:
+        """As above without a word of each: the start of a large cluster spends its time here."""
+        named, inherited, entered = self._named, self._inherited, moves.entered
+        born = moves.was_born
+        for item_id in newborn:
+            ordinal = self._bear(item_id, batch)
+            born.append(ordinal)
+            own, parents = self._own[ordinal], self._parents[ordinal]
+            for label, value in own.items():
+                if label in named:
+                    entered[label][value].append(ordinal)
+            if any(name in inherited for name in parents):
+                handed = effective(_NO_LABELS, parents, named, inherited)
+                for label, value in handed.items():
+                    if label not in own:
+                        entered[label][value].append(ordinal)
+        moves.count += len(born)
 
     def _labels_before(
         self, items: Iterable[I], parents: Mapping[str, Labels | None]
@@ -162,7 +195,10 @@ class ItemTable(Generic[I]):
         else:
             self._inherited.pop(name, None)
 
-    def _bear(self, item_id: I, labels: Labels, parents: tuple[str, ...]) -> int:
+    def _bear(self, item_id: I, batch: Batch[I]) -> int:
+        labels = batch.item_labels[item_id]
+        assert labels is not None
+        parents = batch.item_parents[item_id]
         if self._free:
             ordinal = self._free.pop()
             self.ids[ordinal] = item_id

@@ -107,17 +107,18 @@ class LabelIndex(Generic[I, S]):
         self._postings = Postings()
         self._entries: dict[str, Entry[S]] = {}  # by canonical text
         self._entry_of: dict[S, Entry[S]] = {}
-        self._pending: Batch[I] = Batch({}, {})
+        self._pending: Batch[I] = Batch()
         self._pending_selectors: dict[S, Selector | None] = {}
 
     # -- state in ---------------------------------------------------------------------------
 
     def update_item(self, item_id: I, labels: Labels, parents: Sequence[str] = ()) -> None:
         """Set an item. `labels` is kept, not copied: never change it afterwards."""
-        self._pending.items[item_id] = (labels, tuple(parents))
+        self._pending.item_labels[item_id] = labels
+        self._pending.item_parents[item_id] = tuple(parents)
 
     def delete_item(self, item_id: I) -> None:
-        self._pending.items[item_id] = None
+        self._pending.item_labels[item_id] = None
 
     def update_parent(self, name: str, labels: Labels) -> None:
         """Set what a parent hands down. Kept, not copied, like an item's labels."""
@@ -164,7 +165,7 @@ class LabelIndex(Generic[I, S]):
         """Take over everything since the last flush; the net changes, in no promised order."""
         self._items.recycle()
         selectors, self._pending_selectors = self._pending_selectors, {}
-        batch, self._pending = self._pending, Batch({}, {})
+        batch, self._pending = self._pending, Batch()
         fresh = self._register(selectors)
         moves, changes = self._items.apply(batch)
         self._postings.apply(moves, self._items.universe())

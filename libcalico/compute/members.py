@@ -160,7 +160,9 @@ class MemberIndex(Generic[I, S]):
         # Columns by ordinal, as of the last flush.
         self._addresses: list[tuple[str, ...]] = []
         self._ports: list[tuple[EndpointPort, ...]] = []
-        self._pending_items: dict[I, _Offer | None] = {}
+        # None: the item goes. Ports only of items that have some.
+        self._pending_addresses: dict[I, tuple[str, ...] | None] = {}
+        self._pending_ports: dict[I, tuple[EndpointPort, ...]] = {}
         self._pending_sets: dict[S, PortMatch | None] = {}
         self._pending_deletes: set[S] = set()
         # Sets that may have something to tell.
@@ -181,11 +183,15 @@ class MemberIndex(Generic[I, S]):
         self._index.update_item(item_id, labels, parents)
         if len(set(addresses)) < len(addresses):
             addresses = tuple(dict.fromkeys(addresses))
-        self._pending_items[item_id] = _Offer(tuple(addresses), tuple(ports))
+        self._pending_addresses[item_id] = tuple(addresses)
+        if ports:
+            self._pending_ports[item_id] = tuple(ports)
+        else:
+            self._pending_ports.pop(item_id, None)
 
     def delete_item(self, item_id: I) -> None:
         self._index.delete_item(item_id)
-        self._pending_items[item_id] = None
+        self._pending_addresses[item_id] = None
 
     def update_parent(self, name: str, labels: Mapping[str, str]) -> None:
         self._index.update_parent(name, labels)
@@ -220,15 +226,14 @@ class MemberIndex(Generic[I, S]):
 
     def flush(self) -> list[SetDelta[S]]:
         """Take over everything since the last flush; the net changes, in no promised order."""
-        offers, self._pending_items = self._pending_items, {}
-        ordinal_before = self._ordinals_before(offers)
+        ordinal_before = self._ordinals_before(self._pending_addresses)
         deltas = {delta.selector_id: delta for delta in self._index.flush()}
         replaced = self._take_over_sets()
         self._dirty.update(deltas)
         for set_id, delta in deltas.items():
             if delta.stopped and set_id in self._sets:
                 self._sets[set_id].remove(self._contributions(set_id, delta.stopped))
-        self._take_over_offers(offers, ordinal_before, deltas)
+        self._take_over_offers(ordinal_before, deltas)
         for set_id, delta in deltas.items():
             if delta.started and set_id in self._sets:
                 self._sets[set_id].add(self._contributions(set_id, delta.started))
@@ -238,8 +243,8 @@ class MemberIndex(Generic[I, S]):
             held.replace(self._contributions(set_id, self._index.members(set_id)))
         return self._deltas()
 
-    def _ordinals_before(self, offers: Iterable[I]) -> dict[I, int]:
-        before = ((item_id, self._index.ordinal(item_id)) for item_id in offers)
+    def _ordinals_before(self, items: Iterable[I]) -> dict[I, int]:
+        before = ((item_id, self._index.ordinal(item_id)) for item_id in items)
         return {item_id: ordinal for item_id, ordinal in before if ordinal is not None}
 
     def _take_over_sets(self) -> dict[S, PortMatch | None]:
@@ -259,25 +264,31 @@ class MemberIndex(Generic[I, S]):
         return replaced
 
     def _take_over_offers(
-        self,
-        offers: Mapping[I, _Offer | None],
-        ordinal_before: Mapping[I, int],
-        deltas: Mapping[S, MatchDelta[S, I]],
+        self, ordinal_before: Mapping[I, int], deltas: Mapping[S, MatchDelta[S, I]]
     ) -> None:
         """Change the columns, and the sets that an item with a new offer matched all along."""
         growth = self._index.universe() - len(self._addresses)
         self._addresses.extend(itertools.repeat((), growth))
         self._ports.extend(itertools.repeat((), growth))
-        for item_id, offer in offers.items():
+        pending, self._pending_addresses = self._pending_addresses, {}
+        pending_ports, self._pending_ports = self._pending_ports, {}
+        for item_id, addresses in pending.items():
+            ports = pending_ports.get(item_id, ())
             before = ordinal_before.get(item_id)
-            ordinal = self._index.ordinal(item_id) if offer is not None else before
-            if ordinal is None:
+            if before is None:
+                self._set_offer(self._index.ordinal(item_id), addresses or (), ports)
                 continue
-            old = _Offer(self._addresses[ordinal], self._ports[ordinal])
-            new = offer or _NOTHING
-            self._addresses[ordinal], self._ports[ordinal] = new
-            if before is not None and offer is not None and old != new:
+            old = _Offer(self._addresses[before], self._ports[before])
+            new = _NOTHING if addresses is None else _Offer(addresses, ports)
+            self._set_offer(before, *new)
+            if addresses is not None and old != new:
                 self._replace_offer(item_id, old, new, deltas)
+
+    def _set_offer(
+        self, ordinal: int | None, addresses: tuple[str, ...], ports: tuple[EndpointPort, ...]
+    ) -> None:
+        if ordinal is not None:
+            self._addresses[ordinal], self._ports[ordinal] = addresses, ports
 
     def _replace_offer(
         self, item_id: I, old: _Offer, new: _Offer, deltas: Mapping[S, MatchDelta[S, I]]

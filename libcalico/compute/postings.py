@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 
 from libcalico.compute import ordinals as ordinal_sets
 from libcalico.compute.ordinals import Ordinals
-from libcalico.selector import Clause, Selector, Term, ast
+from libcalico.selector import Clause, Selector, ast
 
 Labels = Mapping[str, str]
 
@@ -177,52 +177,53 @@ class Postings:
         return self._among(selector.root, candidates, labels_of)
 
     def _candidates(self, selector: Selector) -> set[int] | None:
-        """A new set of few ordinals that holds all matches; None when there is none."""
-        best: list[set[int]] | None = None
+        """A set of few ordinals that holds all matches, not to be changed; None without one."""
+        best: Clause | None = None
         fewest = ordinal_sets.sparse_limit(self.universe) + 1
         for clause in selector.restrictions():
-            parts = self._sparse_postings(clause)
-            reach = fewest if parts is None else sum(map(len, parts))
-            if parts is not None and reach < fewest:
-                best, fewest = parts, reach
-        return None if best is None else set().union(*best)
+            reach = 0
+            for label, value in clause:
+                posting = self._posting(label, value)
+                if isinstance(posting, int):
+                    break  # a bitmap has many
+                reach += len(posting)
+            else:
+                if reach < fewest:
+                    best, fewest = clause, reach
+        if best is None:
+            return None
+        parts = [self._posting(label, value) for label, value in best]
+        if len(parts) == 1 and isinstance(parts[0], set):
+            return parts[0]
+        return {ordinal for part in parts for ordinal in ordinal_sets.iterate(part)}
 
-    def _sparse_postings(self, clause: Clause) -> list[set[int]] | None:
-        """The postings of a clause's terms, None when one is a bitmap and so has many."""
-        parts: list[set[int]] = []
-        for term in clause:
-            posting = self._posting(term)
-            if isinstance(posting, int):
-                return None
-            parts.append(posting)
-        return parts
-
-    def _posting(self, term: Term) -> Ordinals:
-        kept = self._labels[term.label]
-        if term.value is None or kept.by_value is None:
+    def _posting(self, label: str, value: str | None) -> Ordinals:
+        """Who has the value, or the label at all when `value` is None."""
+        kept = self._labels[label]
+        if value is None or kept.by_value is None:
             return kept.present(self.universe)
-        return kept.by_value.get(term.value, _NOBODY)
+        return kept.by_value.get(value, _NOBODY)
 
     def _among(
         self, node: ast.Node, candidates: set[int], labels_of: Callable[[int], Labels]
     ) -> set[int]:
-        """Those of a few candidates that `node` is true of."""
+        """Those of a few candidates that `node` is true of, as a new set."""
         match node:
+            case ast.Equal(label, value):
+                return _both(candidates, self._posting(label, value))
             case ast.And(operands):
                 for operand in operands:
                     candidates = self._among(operand, candidates, labels_of)
                 return candidates
+            case ast.Has(label):
+                return _both(candidates, self._posting(label, None))
+            case ast.NotEqual(label, value):
+                return candidates - _both(candidates, self._posting(label, value))
             case ast.Or(operands):
                 parts = [self._among(operand, candidates, labels_of) for operand in operands]
                 return set().union(*parts)
             case ast.Not(operand):
                 return candidates - self._among(operand, candidates, labels_of)
-            case ast.Equal(label, value):
-                return _both(candidates, self._posting(Term(label, value)))
-            case ast.NotEqual(label, value):
-                return candidates - _both(candidates, self._posting(Term(label, value)))
-            case ast.Has(label):
-                return _both(candidates, self._posting(Term(label)))
             case _:
                 return {o for o in candidates if node.evaluate(labels_of(o))}
 

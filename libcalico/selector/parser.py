@@ -102,9 +102,15 @@ _COMPARISONS: dict[Kind, Callable[[str, str], ast.Node]] = {
 }
 
 _SPACE = re.compile(r"[ \t]*")
-_SYMBOL = re.compile(r"""==|!=|&&|\|\||[(){},!]|"([^"]*)"|'([^']*)'""")
-_CALL = re.compile(r"(has\(|all\(|global\()[ \t]*")
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_./-]+")
+# One token with the blanks before it; which group took part says what it is.
+_TOKEN = re.compile(
+    r"""[ \t]*(?:(==|!=|&&|\|\||[(){},!])"""
+    r"""|"([^"]*)"|'([^']*)'"""
+    r"""|(has\(|all\(|global\()"""
+    r"""|([A-Za-z0-9_./-]+))"""
+)
+_SYMBOL, _DOUBLE, _SINGLE, _CALL, _NAME = 1, 2, 3, 4, 5
 # Possessive: after a two-word operator Calico skips the blanks before it looks for the boundary.
 _OPERATORS = (
     (re.compile(r"contains(?![A-Za-z0-9_./-])"), Kind.CONTAINS),
@@ -128,40 +134,50 @@ def parse(text: str) -> Selector:
 def tokenize(text: str) -> list[Token]:
     """All tokens of `text`, ending with EOF."""
     tokens: list[Token] = []
-    position = _skip_space(text, 0)
-    while position < len(text):
-        label = tokens[-1].value if tokens and tokens[-1].kind is Kind.LABEL else None
-        token, position = _next_token(text, position, label)
+    position, label = 0, None
+    while True:
+        found = _TOKEN.match(text, position)
+        if found is None:
+            _check_end(text, position, label)
+            tokens.append(Token(Kind.EOF, "", len(text)))
+            return tokens
+        token, position = _token_of(text, found, label)
         tokens.append(token)
-        position = _skip_space(text, position)
-    tokens.append(Token(Kind.EOF, "", len(text)))
-    return tokens
+        label = token.value if token.kind is Kind.LABEL else None
 
 
-def _skip_space(text: str, position: int) -> int:
-    found = _SPACE.match(text, position)
-    return found.end() if found else position
+def _token_of(text: str, found: re.Match[str], label: str | None) -> tuple[Token, int]:
+    """The token found, and where it ends. `label`: the token before, if it is one."""
+    group = found.lastindex or 0
+    value, start = found[group], found.start(group)
+    if group == _SYMBOL:
+        return Token(_SYMBOLS[value], "", start), found.end()
+    if group in (_DOUBLE, _SINGLE):
+        return Token(Kind.STRING, sys.intern(value), start - 1), found.end()
+    if label is not None:
+        return _operator_token(text, start, label)
+    if group == _CALL:
+        return _call_token(text, start, value)
+    return Token(Kind.LABEL, _checked_label(text, start, value), start), found.end()
 
 
-def _next_token(text: str, position: int, label: str | None) -> tuple[Token, int]:
-    """The token that starts at `position`, and where it ends. `label`: the token before, if one."""
-    symbol = _SYMBOL.match(text, position)
-    if symbol:
-        if symbol.lastindex is None:
-            return Token(_SYMBOLS[symbol.group()], "", position), symbol.end()
-        literal = sys.intern(symbol.group(symbol.lastindex))
-        return Token(Kind.STRING, literal, position), symbol.end()
+def _check_end(text: str, position: int, label: str | None) -> None:
+    """Nothing but blanks is left, or something that is no token."""
+    position = _skip_space(text, position)
+    if position == len(text):
+        return
     if text[position] in "\"'":
         raise SelectorSyntaxError(text, position, "unterminated string")
     if text[position] in _HALF_SYMBOLS:
         raise SelectorSyntaxError(text, position, _HALF_SYMBOLS[text[position]])
     if label is not None:
-        return _operator_token(text, position, label)
-    call = _CALL.match(text, position)
-    if call:
-        return _call_token(text, position, call)
-    name = _identifier(text, position)
-    return Token(Kind.LABEL, name, position), position + len(name)
+        raise SelectorSyntaxError(text, position, f'expected operator after label "{label}"')
+    raise SelectorSyntaxError(text, position, "expected identifier")
+
+
+def _skip_space(text: str, position: int) -> int:
+    found = _SPACE.match(text, position)
+    return found.end() if found else position
 
 
 def _operator_token(text: str, position: int, label: str) -> tuple[Token, int]:
@@ -172,24 +188,24 @@ def _operator_token(text: str, position: int, label: str) -> tuple[Token, int]:
     raise SelectorSyntaxError(text, position, f'expected operator after label "{label}"')
 
 
-def _call_token(text: str, position: int, call: re.Match[str]) -> tuple[Token, int]:
+def _call_token(text: str, position: int, opening: str) -> tuple[Token, int]:
     """has( label ), all( ) or global( ): spaces may stand inside."""
-    opening, end, label = call.group(1), call.end(), ""
+    end, label = _skip_space(text, position + len(opening)), ""
     if opening == "has(":
-        label = _identifier(text, end)
-        end = _skip_space(text, end + len(label))
+        found = _IDENTIFIER.match(text, end)
+        if found is None:
+            raise SelectorSyntaxError(text, end, "expected identifier")
+        label = _checked_label(text, end, found[0])
+        end = _skip_space(text, found.end())
     if not text.startswith(")", end):
         raise SelectorSyntaxError(text, end, f"no closing ')' after {opening}")
     return Token(_CALLS[opening], label, position), end + 1
 
 
-def _identifier(text: str, position: int) -> str:
-    found = _IDENTIFIER.match(text, position)
-    if not found:
-        raise SelectorSyntaxError(text, position, "expected identifier")
-    if len(found.group()) > MAX_LABEL_BYTES:
-        raise SelectorSyntaxError(text, position, f"label too long: {found.group()}")
-    return sys.intern(found.group())
+def _checked_label(text: str, position: int, label: str) -> str:
+    if len(label) > MAX_LABEL_BYTES:
+        raise SelectorSyntaxError(text, position, f"label too long: {label}")
+    return sys.intern(label)
 
 
 @dataclass(slots=True)

@@ -10,9 +10,11 @@ in an environment, teams by inherited label, markers by has(), sets, prefixes, n
 
 from __future__ import annotations
 
+import gc
 import random
 import statistics
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from libcalico.compute.labelindex import LabelIndex
@@ -27,24 +29,37 @@ SELECTORS = 10_000
 BUILDS, UPDATES, SAMPLE = 3, 1000, 40
 BUILD_LIMIT_S, UPDATE_LIMIT_MS = 1.0, 1.0
 
-Item = tuple[str, dict[str, str], tuple[str, ...]]
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Items in three columns: 100,000 triples would be as many objects for the collector, which the
+    model's Structs are not either."""
+
+    ids: list[str]
+    labels: list[dict[str, str]]
+    profiles: list[tuple[str, ...]]
+    parents: dict[str, dict[str, str]]
+    selectors: list[str]
 
 
 def run() -> list[dict[str, Any]]:
-    items, parents, texts = cluster()
+    world = cluster()
     builds = []
     for _ in range(BUILDS):
-        seconds, index, selectors = build(items, parents, texts)
+        index = selectors = None
+        seconds, index, selectors = build(world)
         builds.append(seconds)
+    assert index is not None
+    assert selectors is not None
     return [
-        build_entry(builds, linear_build(items, parents, selectors)),
-        update_entry(index, items, selectors),
+        build_entry(builds, linear_build(world, selectors)),
+        update_entry(index, world, selectors),
     ]
 
 
-def cluster() -> tuple[list[Item], dict[str, dict[str, str]], list[str]]:
+def cluster() -> Cluster:
     rnd = random.Random(20260822)
-    items: list[Item] = []
+    ids, all_labels = [], []
     for number in range(NAMESPACES * PODS):
         namespace = f"ns-{number // PODS}"
         labels = {
@@ -57,9 +72,16 @@ def cluster() -> tuple[list[Item], dict[str, dict[str, str]], list[str]]:
             "pod-template-hash": f"{rnd.randrange(20_000):08x}",
             "statefulset.kubernetes.io/pod-name": f"pod-{number}",
         }
-        items.append((f"pod-{number}", labels, (f"kns.{namespace}",)))
-    parents = {f"kns.ns-{n}": {"pcns.team": f"team-{n % 20}"} for n in range(NAMESPACES)}
-    return items, parents, [selector_text(rnd, number) for number in range(SELECTORS)]
+        ids.append(f"pod-{number}")
+        all_labels.append(labels)
+    profiles = [(f"kns.ns-{n}",) for n in range(NAMESPACES)]
+    return Cluster(
+        ids=ids,
+        labels=all_labels,
+        profiles=[profiles[number // PODS] for number in range(NAMESPACES * PODS)],
+        parents={f"kns.ns-{n}": {"pcns.team": f"team-{n % 20}"} for n in range(NAMESPACES)},
+        selectors=[selector_text(rnd, number) for number in range(SELECTORS)],
+    )
 
 
 def selector_text(rnd: random.Random, number: int) -> str:
@@ -82,18 +104,17 @@ def selector_text(rnd: random.Random, number: int) -> str:
     return kinds[number % len(kinds)]
 
 
-def build(
-    items: list[Item], parents: dict[str, dict[str, str]], texts: list[str]
-) -> tuple[float, LabelIndex[str, int], list[Selector]]:
+def build(world: Cluster) -> tuple[float, LabelIndex[str, int], list[Selector]]:
     """From objects and selector texts in memory to all matches known."""
     parse.cache_clear()
+    gc.collect()
     started = time.perf_counter()
     index: LabelIndex[str, int] = LabelIndex()
-    for name, labels in parents.items():
+    for name, labels in world.parents.items():
         index.update_parent(name, labels)
-    for item_id, labels, names in items:
+    for item_id, labels, names in zip(world.ids, world.labels, world.profiles, strict=True):
         index.update_item(item_id, labels, names)
-    selectors = [parse(text) for text in texts]
+    selectors = [parse(text) for text in world.selectors]
     for number, selector in enumerate(selectors):
         index.update_selector(number, selector)
     deltas = index.flush()
@@ -102,20 +123,18 @@ def build(
     return seconds, index, selectors
 
 
-def linear_build(
-    items: list[Item], parents: dict[str, dict[str, str]], selectors: list[Selector]
-) -> float:
+def linear_build(world: Cluster, selectors: list[Selector]) -> float:
     """The same by evaluation, on a sample of the endpoints, scaled to all."""
     linear: LinearIndex[str, int] = LinearIndex()
-    for name, labels in parents.items():
+    for name, labels in world.parents.items():
         linear.update_parent(name, labels)
-    for item_id, labels, names in random.Random(1).sample(items, SAMPLE):
-        linear.update_item(item_id, labels, names)
+    for number in random.Random(1).sample(range(len(world.ids)), SAMPLE):
+        linear.update_item(world.ids[number], world.labels[number], world.profiles[number])
     for number, selector in enumerate(selectors):
         linear.update_selector(number, selector)
     started = time.perf_counter()
     linear.flush()
-    return (time.perf_counter() - started) * len(items) / SAMPLE
+    return (time.perf_counter() - started) * len(world.ids) / SAMPLE
 
 
 def build_entry(builds: list[float], baseline_s: float) -> dict[str, Any]:
@@ -135,13 +154,13 @@ def build_entry(builds: list[float], baseline_s: float) -> dict[str, Any]:
 
 
 def update_entry(
-    index: LabelIndex[str, int], items: list[Item], selectors: list[Selector]
+    index: LabelIndex[str, int], world: Cluster, selectors: list[Selector]
 ) -> dict[str, Any]:
     """One label of one endpoint changes, and its selectors are known again."""
     rnd = random.Random(2)
     took_ms, baseline_ms = [], []
     for turn in range(UPDATES):
-        item_id, labels, names = rnd.choice(items)
+        number = rnd.randrange(len(world.ids))
         key, value = rnd.choice(
             [
                 ("app", f"app-{rnd.randrange(200)}"),
@@ -151,9 +170,9 @@ def update_entry(
                 ("projectcalico.org/namespace", f"ns-{rnd.randrange(NAMESPACES)}"),
             ]
         )
-        changed = labels | {key: value}
+        changed = world.labels[number] | {key: value}
         started = time.perf_counter()
-        index.update_item(item_id, changed, names)
+        index.update_item(world.ids[number], changed, world.profiles[number])
         index.flush()
         took_ms.append((time.perf_counter() - started) * 1000)
         if turn % 50 == 0:
