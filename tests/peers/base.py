@@ -38,6 +38,7 @@ class Neighbour:
     restart_s: int = 120
     hold_s: int = 90
     filters: tuple[str, ...] = ()
+    ttl_security: bool = False
 
 
 class Fabric:

@@ -28,7 +28,7 @@ _PEER = """
 protocol bgp {name} {{
   local {local} as {local_as};
   neighbor {address} as {remote_as};
-  {passive} {password} {client}
+  {passive} {password} {client} {ttl}
   hold time {hold_s};
   graceful restart {restart};
   connect delay time 1; connect retry time 1; error wait time 1, 2;
@@ -76,6 +76,7 @@ class Bird(BgpNode):
             passive="passive on;" if neighbour.is_passive else "",
             password=f'password "{neighbour.password}";' if neighbour.password else "",
             client="rr client;" if neighbour.is_client else "",
+            ttl="direct; ttl security on;" if neighbour.ttl_security else "",
             hold_s=neighbour.hold_s,
             restart=f"on; graceful restart time {neighbour.restart_s}"
             if neighbour.restart_s

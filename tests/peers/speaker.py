@@ -32,7 +32,7 @@ neighbor {address} {{
   local-as {local_as};
   peer-as {remote_as};
   hold-time {hold_s};
-  {passive}{password}
+  {passive}{password}{ttl}
   capability {{ route-refresh enable; {restart} }}
   family {{ ipv4 unicast; ipv6 unicast; }}
 }}
@@ -110,6 +110,7 @@ class CalicoBgp(BgpNode):
             passive="passive true; " if neighbour.is_passive else "passive false; ",
             password=f'md5-password "{neighbour.password}";' if neighbour.password else "",
             restart=restart,
+            ttl="outgoing-ttl 255; incoming-ttl 255;" if neighbour.ttl_security else "",
         )
 
     def command(self) -> list[str]:

@@ -76,6 +76,23 @@ def test_md5(fabric: Fabric, we_are_passive: bool):
     ours.wait_established(wrong.v4)
 
 
+@pytest.mark.parametrize("we_are_passive", [False, True], ids=["active", "passive"])
+def test_ttl_security(fabric: Fabric, we_are_passive: bool):
+    """RFC 5082, also on accepted connections: who does not send 255 is not let in."""
+    ours = CalicoBgp(fabric, 1, blocks=OURS)
+    near, far = Bird(fabric, 2, routes=THEIRS), Bird(fabric, 3)
+    ours.configure(
+        *(Neighbour(bird.v4, ttl_security=True, is_passive=we_are_passive) for bird in (near, far))
+    )
+    near.configure(Neighbour(ours.v4, ttl_security=True, is_passive=not we_are_passive))
+    far.configure(Neighbour(ours.v4, is_passive=not we_are_passive))
+    for node in (near, far, ours):
+        node.start()
+    ours.wait_established(near.v4)
+    near.wait_learned(*OURS)
+    assert not eventually(lambda: ours.established(far.v4), timeout_s=2)
+
+
 def test_an_external_peer(fabric: Fabric):
     ours = CalicoBgp(fabric, 1, blocks=OURS)
     bird = Bird(fabric, 2, routes=THEIRS)
