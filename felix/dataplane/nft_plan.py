@@ -77,9 +77,7 @@ class Plan:
         for set_name, spec in self.created_sets.items():
             wanted.sets.confirm(set_name, spec)
         for change in self.members:
-            tracker = wanted.members.get(change.name)
-            if tracker is not None:
-                tracker.confirm(set(change.added), set(change.deleted))
+            wanted.confirm_members(change.name, set(change.added), set(change.deleted))
         for map_name, key, value in self.entries:
             entries = wanted.entries.get(map_name)
             if entries is not None:
@@ -118,10 +116,11 @@ class _Planner:
 
     def preload(self) -> Iterator[Plan]:
         """L3: the largest sets on their own, until the rest fits into one transaction."""
+        members = self._wanted.members
         pending = {
-            name: len(tracker.to_add) + len(tracker.to_delete)
-            for name, tracker in self._wanted.members.items()
-            if tracker.is_dirty and self._may_change(name) and not self._is_replaced(name)
+            name: len(members[name].to_add) + len(members[name].to_delete)
+            for name in self._wanted.dirty_members
+            if self._may_change(name) and not self._is_replaced(name)
         }
         total = sum(pending.values())
         for name in sorted(pending, key=lambda name: (-pending[name], name)):
@@ -254,12 +253,12 @@ class _Planner:
             made.created_sets[name] = shape_of(spec)
 
     def _change_members(self, made: Plan, replaced: set[str]) -> None:
-        for name, tracker in self._wanted.members.items():
-            if not self._may_change(name) or not (tracker.is_dirty or name in replaced):
-                continue
-            change = self._member_change(name, is_new=name in replaced)
-            made.members.append(change)
-            made.ops += self._member_ops(change)
+        plain_sets = self._wanted.members.keys()
+        for name in sorted(self._wanted.dirty_members | (replaced & plain_sets)):
+            if self._may_change(name):
+                change = self._member_change(name, is_new=name in replaced)
+                made.members.append(change)
+                made.ops += self._member_ops(change)
 
     def _member_change(self, name: str, *, is_new: bool) -> MemberChange:
         tracker = self._wanted.members[name]

@@ -169,8 +169,8 @@ class NftTable:
             for name, spec in image.sets.items()
         }
         wanted.sets.resync(shapes)
-        for name, members in wanted.members.items():
-            members.resync(image.elements.get(name, set()))
+        for name in wanted.members:
+            wanted.resync_members(name, image.elements.get(name, set()))
         for name, entries in wanted.entries.items():
             entries.resync(image.entries.get(name, {}))
 
@@ -314,7 +314,7 @@ class NftTable:
             "chains": wanted.chains.dump(),
             "sets": wanted.sets.dump(),
             "members": {name: len(tracker.wanted) for name, tracker in wanted.members.items()},
-            "dirty_members": sorted(n for n, t in wanted.members.items() if t.is_dirty),
+            "dirty_members": sorted(wanted.dirty_members),
             "entries": {name: tracker.dump() for name, tracker in wanted.entries.items()},
             "refused": {str(item): aside.reason for item, aside in self._aside.items()},
             "generation": self._generation,

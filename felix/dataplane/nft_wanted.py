@@ -6,8 +6,8 @@ the managers.
 Managers say what they know: "this chain", "this set". This module makes of it a ruleset that the
 kernel can take and that fails closed:
 
-  W1  a chain is programmed while something refers to it (base chains always): a policy that governs
-      nobody costs nothing;
+  W1  a chain or set is programmed while something refers to it (base chains always): a policy that
+      governs nobody costs nothing, nor does the IPv6 half of a set that only IPv4 rules use;
   W2  a chain that is referred to and unknown is programmed all the same, with one rule: drop;
   W3  a chain that uses a set which is unknown or refused by the kernel becomes that drop chain;
   W4  so does a chain that the kernel refused. A base chain cannot: dropping there would cut off the
@@ -60,6 +60,7 @@ class WantedRuleset:
         self._specs: dict[str, SetSpec] = {}
         self._element_isolation: set[str] = set()
         self._touched: set[str] = set()
+        self._touched_sets: set[str] = set()
         # Objects the kernel refused; kept by nft_table.
         self._refused_chains: set[str] = set()
         self._refused_sets: set[str] = set()
@@ -68,6 +69,7 @@ class WantedRuleset:
         self.chains: DeltaTracker[str, ChainImage] = DeltaTracker()
         self.sets: DeltaTracker[str, SetSpec] = DeltaTracker()
         self.members: dict[str, MemberTracker] = {}
+        self.dirty_members: set[str] = set()
         self.entries: dict[str, DeltaTracker[bytes, MapValue]] = {}
 
     # -------------------------------------------------------------------------------- chains
@@ -92,8 +94,11 @@ class WantedRuleset:
             self._use_chain(target).chains.add(name)
         for target in before.sets - after.sets:
             self._users_of_set[target].discard(name)
+            if not self._users_of_set[target]:
+                del self._users_of_set[target]
         for target in after.sets - before.sets:
             self._users_of_set.setdefault(target, set()).add(name)
+        self._touched_sets |= before.sets ^ after.sets
         if after is _NOTHING:
             self._references.pop(name, None)
         else:
@@ -126,11 +131,11 @@ class WantedRuleset:
         if spec.name not in self._specs:
             self._touched |= self._users_of_set.get(spec.name, set())
         self._specs[spec.name] = spec
-        self.sets.want(spec.name, shape_of(spec))
+        self._touched_sets.add(spec.name)
         if isolates_elements:
             self._element_isolation.add(spec.name)
         if spec.is_map:
-            self.members.pop(spec.name, None)
+            self._forget_members(spec.name)
             self.entries.setdefault(spec.name, DeltaTracker())
         else:
             self.entries.pop(spec.name, None)
@@ -143,10 +148,11 @@ class WantedRuleset:
         if self._specs.pop(name, None) is None:
             return
         self.sets.want(name, None)
+        self._touched_sets.add(name)
         self._element_isolation.discard(name)
         self._touched |= self._users_of_set.get(name, set())
         if name in self.members:
-            self.members[name].replace(frozenset())
+            self.replace_members(name, frozenset())
         if name in self.entries:
             for key in [key for key, _value in self.entries[name].wanted_items()]:
                 self.want_entry(name, key, None)
@@ -157,20 +163,45 @@ class WantedRuleset:
         """The kernel's set has gone, with its members."""
         if name in self._specs:
             if name in self.members:
-                self.members[name].resync(frozenset())
+                self.resync_members(name, frozenset())
             if name in self.entries:
                 self.entries[name].resync({})
         else:
-            self.members.pop(name, None)
+            self._forget_members(name)
             self.entries.pop(name, None)
+
+    def _forget_members(self, name: str) -> None:
+        self.members.pop(name, None)
+        self.dirty_members.discard(name)
 
     def replace_members(self, name: str, elements: AbstractSet[bytes]) -> None:
         self.members[name].replace(elements)
+        self._note_members(name)
 
     def change_members(
         self, name: str, added: AbstractSet[bytes], removed: AbstractSet[bytes]
     ) -> None:
         self.members[name].change(added, removed)
+        self._note_members(name)
+
+    def resync_members(self, name: str, observed: AbstractSet[bytes]) -> None:
+        """What the kernel's set holds."""
+        self.members[name].resync(observed)
+        self._note_members(name)
+
+    def confirm_members(
+        self, name: str, added: AbstractSet[bytes], deleted: AbstractSet[bytes]
+    ) -> None:
+        """What the kernel took over; nothing when the set is forgotten meanwhile."""
+        if name in self.members:
+            self.members[name].confirm(added, deleted)
+            self._note_members(name)
+
+    def _note_members(self, name: str) -> None:
+        if self.members[name].is_dirty:
+            self.dirty_members.add(name)
+        else:
+            self.dirty_members.discard(name)
 
     def want_entry(self, map_name: str, key: bytes, value: MapValue | None) -> None:
         tracker = self.entries[map_name]
@@ -188,7 +219,12 @@ class WantedRuleset:
     # ------------------------------------------------------------------------------- settling
 
     def settle(self) -> None:
-        """Decide what each touched chain is programmed as (W1-W4)."""
+        """Decide what each touched chain and set is programmed as (W1-W4)."""
+        for name in self._touched_sets:
+            spec = self._specs.get(name)
+            is_used = spec is not None and name in self._users_of_set
+            self.sets.want(name, shape_of(spec) if spec is not None and is_used else None)
+        self._touched_sets.clear()
         touched, self._touched = self._touched, set()
         for name in touched:
             chain = self._decide(name)
@@ -227,7 +263,8 @@ class WantedRuleset:
         return self._specs[name]
 
     def is_wanted_set(self, name: str) -> bool:
-        return name in self._specs
+        """Whether the set is to be in the kernel (W1)."""
+        return self.sets.wanted(name) is not None
 
     def fingerprint(self, kind: str, name: str) -> object:
         """Changes when a refused chain or set is no longer the same wish."""
@@ -262,9 +299,8 @@ class WantedRuleset:
             name: dict(tracker.wanted_items()) for name, tracker in self.entries.items()
         }
         members = {name: frozenset(tracker.wanted) for name, tracker in self.members.items()}
-        return Ruleset(
-            tuple(self.effective.values()), tuple(self._specs.values()), members, entries
-        )
+        specs = (self._specs[name] for name, _shape in self.sets.wanted_items())
+        return Ruleset(tuple(self.effective.values()), tuple(specs), members, entries)
 
     def check(self) -> None:
         """Counts agree with what is wanted; used by tests after every step."""
@@ -280,6 +316,7 @@ class WantedRuleset:
         assert users == self._users_of_chain
         for members in self.members.values():
             members.check()
+        assert self.dirty_members == {n for n, found in self.members.items() if found.is_dirty}
         self.chains.check()
 
 

@@ -194,8 +194,11 @@ def comment_bytes(comment: str) -> bytes:
     return data + b"\0"
 
 
+_MARK_HEAD = bytes((UDATA_DIGEST, DIGEST_ITEM.size))
+
+
 def rule_userdata(comment: str, digest: bytes, index: int, count: int) -> bytes:
-    mark = udata(UDATA_DIGEST, DIGEST_ITEM.pack(DIGEST_FORMAT, index, count, digest))
+    mark = _MARK_HEAD + DIGEST_ITEM.pack(DIGEST_FORMAT, index, count, digest)
     return (udata(UDATA_COMMENT, comment_bytes(comment)) if comment else b"") + mark
 
 

@@ -14,8 +14,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from felix.rules.chain import (
+    Action,
     Between,
     Compare,
     Count,
@@ -102,7 +104,7 @@ class LiteralSets:
 def encode_rule(rule: Rule, literals: LiteralSets) -> bytes:
     """NFTA_RULE_EXPRESSIONS of the rule."""
     parts = [encode_match(match, literals) for match in rule.matches]
-    parts += [_ACTIONS[type(action)](action) for action in rule.actions]
+    parts += [encode_action(action) for action in rule.actions]
     return nested(4, *parts)
 
 
@@ -206,17 +208,28 @@ _MATCHES: dict[type, Callable[..., bytes]] = {
     InState: _in_state,
 }
 _CACHE_LIMIT = 4096
-_cache: dict[Match, bytes] = {}
+_cache: dict[Match | Action, bytes] = {}
 
 
 def encode_match(match: Match, literals: LiteralSets) -> bytes:
     if isinstance(match, Lookup):
         return _lookup(match, literals)
-    found = _cache.get(match)
+    return _cached(match, _MATCHES)
+
+
+def encode_action(action: Action) -> bytes:
+    return _cached(action, _ACTIONS)
+
+
+_M = TypeVar("_M", Match, Action)
+
+
+def _cached(item: _M, encoders: dict[type, Callable[..., bytes]]) -> bytes:
+    found = _cache.get(item)
     if found is None:
         if len(_cache) >= _CACHE_LIMIT:
             _cache.clear()
-        found = _cache[match] = _MATCHES[type(match)](match)
+        found = _cache[item] = encoders[type(item)](item)
     return found
 
 

@@ -336,9 +336,12 @@ def port_bytes(port: int) -> bytes:
     return port.to_bytes(2, "big")
 
 
+_FAMILIES = {4: Compare(Field.NFPROTO, b"\x02"), 6: Compare(Field.NFPROTO, b"\x0a")}
+
+
 def of_family(version: int) -> Compare:
     """Only packets of IPv4 or IPv6 (NFPROTO_IPV4 2, NFPROTO_IPV6 10)."""
-    return Compare(Field.NFPROTO, b"\x02" if version == 4 else b"\x0a")
+    return _FAMILIES[version]
 
 
 def of_protocol(protocol: int, *, negated: bool = False) -> Compare:

@@ -136,9 +136,12 @@ def address_bytes(text: str) -> bytes:
 def net_element(version: int, base: int, prefix_len: int) -> bytes:
     """The interval element of one network."""
     bits = BITS[version]
-    last = base | ((1 << (bits - prefix_len)) - 1)
     size = bits // 8
-    return base.to_bytes(size, "big") + last.to_bytes(size, "big")
+    first = base.to_bytes(size, "big")
+    if prefix_len == bits:  # most members are single addresses
+        return first + first
+    last = base | ((1 << (bits - prefix_len)) - 1)
+    return first + last.to_bytes(size, "big")
 
 
 def ip_port_element(member: str) -> bytes:
@@ -179,8 +182,12 @@ class FlatNets:
     _by_length: dict[int, set[int]] = field(default_factory=dict)
 
     def add(self, nets: Iterable[tuple[int, int]]) -> None:
+        by_length = self._by_length
         for base, length in nets:
-            self._by_length.setdefault(length, set()).add(base)
+            bases = by_length.get(length)
+            if bases is None:
+                bases = by_length[length] = set()
+            bases.add(base)
 
     def remove(self, nets: Iterable[tuple[int, int]]) -> None:
         for base, length in nets:
@@ -193,13 +200,12 @@ class FlatNets:
     def elements(self) -> set[bytes]:
         """Everything that must be programmed."""
         found: set[bytes] = set()
-        for length in sorted(self._by_length):
+        version = self.version
+        for length, bases in self._by_length.items():
             shorter = self._shorter(length)
-            found.update(
-                net_element(self.version, base, length)
-                for base in self._by_length[length]
-                if not self._contained(base, shorter)
-            )
+            if shorter:
+                bases = {base for base in bases if not self._contained(base, shorter)}
+            found.update([net_element(version, base, length) for base in bases])
         return found
 
     def change(

@@ -100,7 +100,8 @@ def _handles_by_chain(rig: Rig) -> dict[str, list[str]]:
     for line in rig.listing().splitlines():
         name = re.match(r"\tchain (\S+) \{", line)
         chain = name[1] if name else chain
-        found.setdefault(chain, []).extend(re.findall(r"# handle (\d+)", line))
+        if chain:  # sets are listed before the first chain
+            found.setdefault(chain, []).extend(re.findall(r"# handle (\d+)", line))
     return found
 
 

@@ -184,6 +184,8 @@ def test_a_large_set_comes_in_pieces_before_the_rules_that_use_it():
 def test_only_as_many_sets_are_loaded_ahead_as_needed():
     wanted = make()
     wanted.want_set(net_set("t", 4))
+    also = Rule((Lookup((Field.IP4_DADDR,), "t"),), (ACCEPT,))
+    wanted.want_chain(Chain("c", (*leaf("c").rules, also)))
     wanted.replace_members("t", {bytes([n]) * 8 for n in range(9)})
     plans = []
     for made in plan(wanted, Limits(elements=10), has_table=True):
@@ -214,7 +216,7 @@ def test_a_set_dropped_and_wanted_again_is_changed_not_doubled():
 def test_a_replaced_set_holds_only_what_is_wanted():
     wanted = programmed()
     wanted.sets.confirm("s", shape_of(ip_port_set("s", 4)))
-    wanted.members["s"].resync({b"z" * 8})
+    wanted.resync_members("s", {b"z" * 8})
     made = one(wanted)
     assert DeleteElements not in kinds(made)
     made.confirm(wanted)

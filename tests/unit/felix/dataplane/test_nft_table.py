@@ -18,6 +18,7 @@ from felix.intent import (
     WorkloadEndpointRemove,
 )
 from felix.kernel.nft import NftKernel
+from felix.rules.chain import DROP, BaseHook, Chain, Field, Hook, Lookup, Rule
 from felix.rules.sets import net_element, net_set
 from libcalico.errors import ProgrammingFailed
 from libcalico.testing.fakenft import FakeNft, Packet
@@ -249,9 +250,16 @@ async def test_one_refused_dispatch_entry_closes_one_workload(node: FakeNode):
     assert node.fake.forward(Packet(A, "10.65.0.5"), "cali1", "cali4") == "drop"
 
 
+NEWCOMERS = (
+    SetUpdate("s:new", SetKind.NET, frozenset()),
+    policy("new", [rule(source=EntityMatch(sets=("s:new",)))]),
+    workload("b", "cali2", f"{B}/32", tiers=(tier(ingress=["new"]),)),
+)
+
+
 async def test_a_refused_object_is_tried_again_with_growing_pauses(node: FakeNode):
     node.fake.refuse(NEW_SET, "set-s.new-4")
-    result = await node.push(SetUpdate("s:new", SetKind.NET, frozenset()))
+    result = await node.push(*NEWCOMERS)
     waits = []
     for _ in range(8):
         assert result.retry_after_s is not None
@@ -272,7 +280,7 @@ async def test_a_refused_object_is_tried_again_with_growing_pauses(node: FakeNod
 
 async def test_a_refused_object_is_tried_at_once_when_it_changes(node: FakeNode):
     node.fake.refuse(NEW_SET, "set-s.new-4")
-    await node.push(SetUpdate("s:new", SetKind.NET, frozenset()))
+    assert (await node.push(*NEWCOMERS)).deferred == 1
     node.fake.allow()
     result = await node.push(SetUpdate("s:new", SetKind.NET, frozenset({f"{A}/32"})))
     assert result.deferred == 0
@@ -280,7 +288,7 @@ async def test_a_refused_object_is_tried_at_once_when_it_changes(node: FakeNode)
 
 async def test_a_refused_object_is_tried_at_once_when_asked_to_look(node: FakeNode):
     node.fake.refuse(NEW_SET, "set-s.new-4")
-    await node.push(SetUpdate("s:new", SetKind.NET, frozenset()))
+    assert (await node.push(*NEWCOMERS)).deferred == 1
     node.fake.allow()
     node.table.queue_resync("a person asked")
     assert (await node.push()).deferred == 0
@@ -344,11 +352,13 @@ async def test_large_sets_are_spread_over_transactions():
     fake = FakeNft()
     table = NftTable(NftKernel(fake), max_elements=100)
     table.wanted.want_set(net_set("s", 4))
+    user = Rule((Lookup((Field.IP4_SADDR,), "s"),), (DROP,))
+    table.wanted.want_chain(Chain("base", (user,), BaseHook(Hook.INPUT, 0)))
     members = {net_element(4, number * 2, 32) for number in range(1000)}
     table.wanted.replace_members("s", members)
     result = await table.apply()
-    assert result.written == 1001
-    assert fake.commits == 1 + 1 + 10
+    assert result.written == 1002
+    assert fake.commits == 1 + 1 + 10 + 1, "table, set, pieces, and then the rule that uses it"
     assert len(fake.tables[1, "calico"].sets["s"].elements) == 2000
     assert (await table.apply()).written == 0
 

@@ -168,7 +168,7 @@ def test_a_dropped_set_takes_its_members_along(wanted: WantedRuleset):
 def test_a_set_dropped_and_wanted_again_remembers_what_is_programmed(wanted: WantedRuleset):
     wanted.want_set(net_set("s", 4))
     wanted.sets.confirm("s", net_set("s", 4))
-    wanted.members["s"].resync({b"a" * 8})
+    wanted.resync_members("s", {b"a" * 8})
     wanted.drop_set("s")
     wanted.want_set(net_set("s", 4))
     wanted.replace_members("s", {b"b" * 8})
@@ -188,10 +188,25 @@ def test_the_ruleset_for_rendering_holds_everything(wanted: WantedRuleset):
     wanted.want_set(MAP)
     wanted.want_set(net_set("s", 4))
     wanted.replace_members("s", {b"a" * 8})
+    wanted.want_chain(base("gone", "c"))
+    wanted.want_chain(using("c", "s"))
     found = wanted.ruleset()
-    assert {chain.name for chain in found.chains} == {"base", "gone"}
-    assert {spec.name for spec in found.sets} == {"m", "s"}
+    assert {chain.name for chain in found.chains} == {"base", "gone", "c"}
+    assert {spec.name for spec in found.sets} == {"s"}, "nobody uses the map"
     assert found.members["s"] == {b"a" * 8}
+
+
+def test_a_set_nobody_uses_is_not_programmed(wanted: WantedRuleset):
+    wanted.want_set(net_set("s", 4))
+    wanted.want_chain(base("c"))
+    wanted.settle()
+    assert not wanted.is_wanted_set("s")
+    wanted.want_chain(using("c", "s"))
+    wanted.settle()
+    assert wanted.is_wanted_set("s")
+    wanted.want_chain(plain("c"))
+    wanted.settle()
+    assert not wanted.is_wanted_set("s")
 
 
 def test_a_stub_says_why():
