@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from libcalico.errors import SelectorSyntaxError
@@ -41,7 +41,11 @@ TREES = st.recursive(
 )
 LABEL_MAPS = st.dictionaries(LABELS, VALUES)
 
+# Machines differ; what is tested here is not speed.
+UNTIMED = settings(deadline=None)
 
+
+@UNTIMED
 @given(SOUP)
 @example("!" * 5000)
 @example("(" * 5000)
@@ -53,6 +57,7 @@ def test_token_soup_parses_or_is_refused_with_a_position_inside_it(text):
         assert parse(selector.canonical).uid == selector.uid
 
 
+@UNTIMED
 @given(st.text())
 def test_any_text_parses_or_is_refused(text):
     parsed_or_refused(text)
@@ -69,12 +74,14 @@ def parsed_or_refused(text: str) -> Selector | None:
     return None
 
 
+@UNTIMED
 @given(TREES)
 def test_canonical_text_gives_the_same_tree_back(tree):
     assert parse(tree.text()).root == tree
     assert parse(tree.text()).canonical == tree.text()
 
 
+@UNTIMED
 @given(TREES, LABEL_MAPS)
 def test_labels_that_match_satisfy_every_clause(tree, labels):
     selector = parse(tree.text())
@@ -83,6 +90,7 @@ def test_labels_that_match_satisfy_every_clause(tree, labels):
         assert all(clause & held for clause in selector.restrictions())
 
 
+@UNTIMED
 @given(TREES, LABEL_MAPS, LABEL_MAPS)
 def test_a_verdict_changes_only_with_the_outcome_of_an_atom(tree, before, after):
     selector = parse(tree.text())
@@ -99,18 +107,21 @@ def test_a_verdict_changes_only_with_the_outcome_of_an_atom(tree, before, after)
         assert selector.evaluate(before) == selector.evaluate(after)
 
 
+@UNTIMED
 @given(TREES, LABEL_MAPS)
 def test_a_prefix_moves_with_the_labels(tree, labels):
     moved = {"pcns." + label: value for label, value in labels.items()}
     assert tree.prefixed("pcns.").evaluate(moved) == tree.evaluate(labels)
 
 
+@UNTIMED
 @given(TREES)
 def test_nodes_are_values(tree):
     assert copy.deepcopy(tree) == tree
     assert hash(copy.deepcopy(tree)) == hash(tree)
 
 
+@UNTIMED
 @given(SOUP)
 def test_tokens_come_in_order(text):
     try:

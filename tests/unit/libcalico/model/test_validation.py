@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libcalico.errors import ValidationError
@@ -80,6 +80,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_whatever_decodes_is_judged_without_a_crash(data):
     """Every kind, members filled with anything their type takes."""
