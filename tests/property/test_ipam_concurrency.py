@@ -218,6 +218,7 @@ async def test_calico_writes_the_same_store_at_the_same_moment(seed: int):
     actual = await held(store)
     believed = {address: f"net.{name}" for name, address in beside.ours.items()}
     believed.update({address: name for name, address in beside.theirs.items()})
+    assert len(believed) == len(beside.ours) + len(beside.theirs)
     assert {address: actual.get(address) for address in believed} == believed
     # Whatever Calico left unfinished, we can finish: give everything back.
     ipam = client(store, KNOWN)
