@@ -2,13 +2,16 @@
 
 Layer: datastore edge. Used by every process that opens the datastore.
 
-    config = load(None, os.environ)     # /etc/calico/calicoctl.cfg if it exists, else this
+    config = load(None, os.environ)     # calicoctl: /etc/calico/calicoctl.cfg, else this
+    config = for_daemon(os.environ)     # a daemon: this if it names a datastore, else the file
     datastore = connect(config)
 
-  I1  a file that exists decides alone: the environment is then ignored;
+  I1  for `load` a file that exists decides alone: the environment is then ignored;
   I2  `CALICO_<NAME>` wins over the bare `<NAME>`;
   I3  files are read strictly: an unknown or repeated member refuses it (names match any case);
-  I4  grpc and yaml are imported only when they are needed: the command line pays for each.
+  I4  a daemon is configured by its environment, as Calico's are: a calicoctl.cfg that an operator
+      keeps for another cluster must not move a node there. The file is only the last resort;
+  I5  grpc and yaml are imported only when they are needed: the command line pays for each.
 
 Source: reference/datamodel.md 6.3 (libcalico-go/lib/apiconfig, lib/backend/etcdv3).
 """
@@ -82,6 +85,10 @@ class ConnectionConfig:
             return self.datastore_type
         return ETCD if self.etcd_endpoints or self.etcd_discovery_srv else KUBERNETES
 
+    @property
+    def has_inline_certificates(self) -> bool:
+        return bool(self.etcd_key or self.etcd_cert or self.etcd_ca_cert)
+
     def etcd(self) -> EtcdConfig:
         """Errors: ConfigError with Calico's texts for combinations that make no sense."""
         from libcalico.datastore.etcd_link import EtcdConfig
@@ -92,9 +99,8 @@ class ConnectionConfig:
                 'use either "etcdEndpoints" or "etcdDiscoverySrv"'
             )
             raise ConfigError(self.source, "etcdEndpoints", reason)
-        inline = self.etcd_key or self.etcd_cert or self.etcd_ca_cert
         files = self.etcd_key_file or self.etcd_cert_file or self.etcd_ca_cert_file
-        if inline and files:
+        if self.has_inline_certificates and files:
             reason = "Cannot mix inline certificate-key and certificate / key files"
             raise ConfigError(self.source, "etcdCert", reason)
         endpoints = self._endpoints()
@@ -151,6 +157,39 @@ def load(path: Path | None, environ: Mapping[str, str]) -> ConnectionConfig:
     if chosen == DEFAULT_FILE and not chosen.exists():
         return from_environment(environ)
     return from_file(chosen)
+
+
+def for_daemon(environ: Mapping[str, str], default_file: Path = DEFAULT_FILE) -> ConnectionConfig:
+    """calico-node and confd (I4). Errors: ConfigFileError."""
+    found = from_environment(environ)
+    names_etcd = found.etcd_endpoints or found.etcd_discovery_srv
+    return found if names_etcd or not default_file.exists() else from_file(default_file)
+
+
+def to_environment(config: ConnectionConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` for a child process that shall use this connection, whatever spelling it was given
+    in. Inline certificates have no variable: then the child finds the file that has them."""
+    variables = {member: name for member, name in _ETCD_MEMBERS.items() if name}
+    spellings = {prefix + name for name in variables.values() for prefix in ("", "CALICO_")}
+    others = {name: value for name, value in environ.items() if name not in spellings}
+    if config.has_inline_certificates:
+        return others
+    given = {name: str(getattr(config, _attribute(m))) for m, name in variables.items()}
+    return others | {name: value for name, value in given.items() if value}
+
+
+def to_file_text(config: ConnectionConfig) -> str:
+    """A calicoctl.cfg that `parse_file` reads as the same connection. It may hold a password."""
+    import yaml
+
+    values = {member: str(getattr(config, _attribute(member))) for member in _ETCD_MEMBERS}
+    document = {
+        "apiVersion": "projectcalico.org/v3",
+        "kind": "CalicoAPIConfig",
+        "metadata": {},
+        "spec": {member: value for member, value in values.items() if value},
+    }
+    return str(yaml.safe_dump(document, sort_keys=False, width=1_000_000))
 
 
 def parse_file(content: str, source: str) -> ConnectionConfig:

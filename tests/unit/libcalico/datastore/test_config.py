@@ -36,6 +36,56 @@ def test_a_file_is_read_completely():
     assert (found.username, found.password) == ("user", "12345")
 
 
+def test_a_daemon_takes_its_environment_before_the_operators_file(tmp_path):
+    file = tmp_path / "calicoctl.cfg"
+    file.write_text(GOOD)
+    environ = {"ETCD_ENDPOINTS": "http://env:1"}
+    assert config.for_daemon(environ, file).etcd_endpoints == "http://env:1"
+    assert config.for_daemon({"CALICO_ETCD_ENDPOINTS": "http://c:1"}, file).source == "environment"
+    assert config.for_daemon({"ETCD_DISCOVERY_SRV": "d"}, file).etcd_discovery_srv == "d"
+    assert config.for_daemon({}, file).etcd_username == "user"
+    assert config.for_daemon({}, tmp_path / "none.cfg") == config.from_environment({})
+
+
+def test_a_child_gets_one_spelling_and_nothing_that_was_overridden():
+    environ = {
+        "PATH": "/bin",
+        "CALICO_ETCD_ENDPOINTS": "http://c:1",
+        "ETCD_ENDPOINTS": "http://plain:1",
+        "ETCD_KEY_FILE": "/k",
+    }
+    settled = config.from_environment(environ)
+    child = config.to_environment(settled, environ)
+    assert child == {"PATH": "/bin", "ETCD_ENDPOINTS": "http://c:1", "ETCD_KEY_FILE": "/k"}
+    assert config.from_environment(child) == settled
+    from_file = config.parse_file(GOOD, "environment")
+    assert config.from_environment(config.to_environment(from_file, environ)) == from_file
+
+
+def test_a_child_is_not_given_half_a_connection_whose_certificates_are_inline(tmp_path):
+    file = tmp_path / "calicoctl.cfg"
+    inline = ConnectionConfig(str(file), etcd_endpoints="https://a:1", etcd_ca_cert="PEM")
+    file.write_text(config.to_file_text(inline))
+    child = config.to_environment(inline, {"DATASTORE_TYPE": "etcdv3", "HOME": "/"})
+    assert child == {"HOME": "/"}
+    assert config.for_daemon(child, file) == inline
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        config.parse_file(GOOD, "x"),
+        ConnectionConfig("x"),
+        ConnectionConfig("x", etcd_password="no", etcd_username="0x1F", etcd_endpoints="a: b # c"),
+        ConnectionConfig("x", etcd_ca_cert="-----BEGIN\n a\n\nb\n"),
+        ConnectionConfig("x", etcd_password='"\\\t\u00e9\U0001f600 '),
+        ConnectionConfig("x", datastore_type="kubernetes", etcd_discovery_srv="e" * 300),
+    ],
+)  # fmt: skip
+def test_what_is_written_is_read_back_the_same(given: ConnectionConfig):
+    assert config.parse_file(config.to_file_text(given), "x") == given
+
+
 def test_json_is_yaml_and_names_match_any_case():
     text = (
         '{"apiversion": "projectcalico.org/v3", "Kind": "CalicoAPIConfig",'
