@@ -19,7 +19,7 @@ import click
 import msgspec
 
 from calicoctl.results import CommandFailed
-from ipam import cascade
+from ipam import cascade, pools
 from ipam.client import IpamClient
 from libcalico.datastore.api import Datastore
 from libcalico.datastore.config import DEFAULT_FILE, connect, load
@@ -33,8 +33,9 @@ from libcalico.errors import (
     Transient,
     Unauthorized,
 )
-from libcalico.model import ClusterInformation
+from libcalico.model import ClusterInformation, IPPool
 from libcalico.model.meta import Resource
+from libcalico.net import AddressError
 from libcalico.runtime.version import VERSION
 
 T = TypeVar("T")
@@ -51,7 +52,20 @@ class Session:
 
     async def create(self, resource: Resource) -> Resource:
         refuse_write(resource, "create or apply")
+        if isinstance(resource, IPPool):
+            await self._check_blocks(resource)
         return await self.resources.create(for_create(resource))
+
+    async def _check_blocks(self, resource: IPPool) -> None:
+        """Blocks of another size may be left in the range by an earlier pool.
+
+        Errors: ValidationError (a CIDR that does not parse is left to the pool's own checks)."""
+        try:
+            pool = pools.from_resource(resource)
+        except AddressError:
+            return
+        present = await IpamClient(self.datastore).records.block_cidrs(pool.version)
+        pools.check_block_size(pool, present)
 
     async def update(self, resource: Resource) -> Resource:
         """Labels, annotations and spec of the input onto the stored object. A resourceVersion in

@@ -9,6 +9,9 @@ import pytest
 import yaml
 
 from calicoctl.main import run
+from ipam.blocks import new_block
+from libcalico.model.codec import encode
+from libcalico.model.keys import BlockKey, path_of
 from libcalico.testing.etcd import EtcdCluster
 
 POOL = """\
@@ -156,6 +159,15 @@ def test_fields_of_a_newer_writer_survive_our_update(ctl, etcd):
     etcd.ctl("put", "/calico/resources/v3/projectcalico.org/ippools/pool-a", json.dumps(newer))
     ctl("label", "pool", "pool-a", "a=b")
     assert stored(etcd, "ippools", "pool-a")["spec"]["fromTheFuture"] == {"x": [1]}
+
+
+def test_a_pool_over_blocks_of_another_size_is_refused(ctl, etcd):
+    block = new_block("10.10.3.0/28", first_sequence=1)
+    etcd.ctl("put", path_of(BlockKey("10.10.3.0/28")), encode(block).decode())
+    ctl("create", "-f", ctl.file(POOL), code=1)
+    assert "conflicts with existing allocations that use a different blockSize" in ctl.err
+    same_size = POOL.replace("natOutgoing: true", "blockSize: 28")
+    assert "created 1 'IPPool'" in ctl("create", "-f", ctl.file(same_size))
 
 
 @pytest.mark.parametrize("verb", ["apply", "replace"])
