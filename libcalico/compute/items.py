@@ -14,7 +14,7 @@ Source: Calico felix/labelindex (label inheritance); reference/datamodel.md 3.3.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Container, Hashable, Iterable, Mapping
+from collections.abc import Collection, Container, Hashable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from libcalico.compute.postings import Labels, Moves
@@ -139,31 +139,33 @@ class ItemTable(Generic[I]):
         return newborn, changed
 
     def _bear_each(
-        self, newborn: Iterable[I], batch: Batch[I], moves: Moves, changes: list[Change]
+        self, newborn: Sequence[I], batch: Batch[I], moves: Moves, changes: list[Change]
     ) -> None:
-        for item_id in newborn:
-            ordinal = self._bear(item_id, batch)
+        for ordinal in self._admit(newborn, batch):
             labels = self.labels_of(ordinal)
             moves.record(ordinal, None, labels)
             changes.append((ordinal, None, labels))
 
-    def _bear_many(self, newborn: Iterable[I], batch: Batch[I], moves: Moves) -> None:
+    def _bear_many(self, newborn: Sequence[I], batch: Batch[I], moves: Moves) -> None:
         """As above without a word of each: the start of a large cluster spends its time here."""
-        named, inherited, entered = self._named, self._inherited, moves.entered
-        born = moves.was_born
-        for item_id in newborn:
-            ordinal = self._bear(item_id, batch)
-            born.append(ordinal)
+        named, entered = self._named, moves.entered
+        # Most items share their parents with others.
+        handed_down: dict[tuple[str, ...], Labels] = {}
+        ordinals = self._admit(newborn, batch)
+        for ordinal in ordinals:
             own, parents = self._own[ordinal], self._parents[ordinal]
             for label, value in own.items():
                 if label in named:
                     entered[label][value].append(ordinal)
-            if any(name in inherited for name in parents):
-                handed = effective(_NO_LABELS, parents, named, inherited)
-                for label, value in handed.items():
-                    if label not in own:
-                        entered[label][value].append(ordinal)
-        moves.count += len(born)
+            handed = handed_down.get(parents)
+            if handed is None:
+                handed = effective(_NO_LABELS, parents, named, self._inherited)
+                handed_down[parents] = handed
+            for label, value in handed.items():
+                if label not in own:
+                    entered[label][value].append(ordinal)
+        moves.was_born.extend(ordinals)
+        moves.count += len(ordinals)
 
     def _labels_before(
         self, items: Iterable[I], parents: Mapping[str, Labels | None]
@@ -195,24 +197,23 @@ class ItemTable(Generic[I]):
         else:
             self._inherited.pop(name, None)
 
-    def _bear(self, item_id: I, batch: Batch[I]) -> int:
-        labels = batch.item_labels[item_id]
-        assert labels is not None
-        parents = batch.item_parents[item_id]
-        if self._free:
-            ordinal = self._free.pop()
+    def _admit(self, newborn: Sequence[I], batch: Batch[I]) -> list[int]:
+        """Give every newborn item its ordinal and fill its columns; the ordinals in that order."""
+        reused = [self._free.pop() for _ in range(min(len(self._free), len(newborn)))]
+        for ordinal, item_id in zip(reused, newborn, strict=False):
             self.ids[ordinal] = item_id
-            self._own[ordinal] = labels
-            self._parents[ordinal] = parents
-        else:
-            ordinal = len(self.ids)
-            self.ids.append(item_id)
-            self._own.append(labels)
-            self._parents.append(parents)
-        self.ordinal_of[item_id] = ordinal
-        for name in parents:
-            self._children[name].add(ordinal)
-        return ordinal
+            self._own[ordinal] = batch.item_labels[item_id] or _NO_LABELS
+            self._parents[ordinal] = batch.item_parents[item_id]
+        appended = newborn[len(reused) :]
+        ordinals = [*reused, *range(len(self.ids), len(self.ids) + len(appended))]
+        self.ids.extend(appended)
+        self._own.extend(batch.item_labels[item_id] or _NO_LABELS for item_id in appended)
+        self._parents.extend(batch.item_parents[item_id] for item_id in appended)
+        self.ordinal_of.update(zip(newborn, ordinals, strict=True))
+        for ordinal in ordinals:
+            for name in self._parents[ordinal]:
+                self._children[name].add(ordinal)
+        return ordinals
 
     def _bury(self, item_id: I) -> None:
         ordinal = self.ordinal_of.pop(item_id)
