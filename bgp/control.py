@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 from bgp.eventloop import EventLoop
 from libcalico.errors import SuiteError, ValidationError
-from libcalico.runtime import log
+from libcalico.runtime import log, unixsocket
 
 LOG = log.get(__name__)
 
@@ -39,7 +38,9 @@ class ControlServer:
         self._events = events
         self._commands = commands
         self._clients: dict[int, _Client] = {}
-        self._listener = _listen(path)
+        self._listener = unixsocket.bind(path)
+        self._listener.listen(CLIENTS_AT_MOST)
+        self._listener.setblocking(False)
         events.on_readable(self._listener, self._accept)
 
     def close(self) -> None:
@@ -159,20 +160,3 @@ def required(request: Request, name: str) -> str:
     if not isinstance(value, str) or not value:
         raise ValidationError.of(name, value, "required")
     return value
-
-
-def _listen(path: Path) -> socket.socket:
-    """A former process may have left the file. The mode is right from the first moment."""
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    before = os.umask(0o177)
-    try:
-        listener.bind(str(path))
-        listener.listen(CLIENTS_AT_MOST)
-    except BaseException:
-        listener.close()
-        raise
-    finally:
-        os.umask(before)
-    return listener

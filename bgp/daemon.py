@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import json
 import os
 import signal
 import socket
@@ -31,20 +30,20 @@ from bgp.control import ControlServer, Request, required
 from bgp.eventloop import EventLoop
 from bgp.generation import Generation, GenerationFiles
 from bgp.kernel.side import KernelSide
-from bgp.rib.nlri import address_text
 from bgp.rib.rib import Rib
 from bgp.speaker.engine import Speaker
 from bgp.speaker.seams import EXABGP_VERSION
 from libcalico.errors import ConfigError, ProgrammingFailed, RestartRequired
 from libcalico.model.speaker import SpeakerConfig
 from libcalico.runtime import log, paths
+from libcalico.runtime.debug import Dumps
 from libcalico.runtime.version import VERSION
 
 LOG = log.get(__name__)
 
 POLL_FILES_S = 1.0
 SAY_WAITING_S = 60.0
-PID_FILE, CONTROL_SOCKET, DUMP_FILE = "calico-bgp.pid", "control.sock", "calico-bgp-dump.json"
+PID_FILE, CONTROL_SOCKET = "calico-bgp.pid", "control.sock"
 
 
 class Daemon:
@@ -186,42 +185,20 @@ class Daemon:
             "restarting": self._rib.deferral.holds_kernel,
         }
 
-    def dump(self) -> queries.Answer:
-        rib = self._rib
-        return {
-            **self._version(),
-            **queries.peers(rib, self._speaker.states()),
-            "tables": {
-                family.name: {
-                    "candidates": len(table.candidates),
-                    "selected": len(table.selected),
-                    "groups": [
-                        {
-                            "key": str(group.key),
-                            "sent": len(group.sent),
-                            "log_messages": len(group.records),
-                            "log_bytes": group.log_bytes,
-                            "peers": [stream.source.name for stream in group.streams],
-                        }
-                        for group in table.groups.values()
-                    ],
-                }
-                for family, table in rib.tables.items()
-            },
-            "unreachable": sorted(map(address_text, rib.next_hops.unreachable)),
-            "kernel": self._kernel.dump(),
-            **queries.routes(rib, limit=queries.ROUTES_AT_MOST),
-        }
+    def _dumps(self) -> Dumps:
+        rib, dumps = self._rib, Dumps("calico-bgp")
+        dumps.register("speaker", self._version)
+        dumps.register("peers", lambda: queries.peers(rib, self._speaker.states())["peers"])
+        dumps.register("tables", lambda: queries.tables(rib))
+        dumps.register("kernel", self._kernel.dump)
+        dumps.register("routes", lambda: queries.routes(rib, limit=queries.ROUTES_AT_MOST))
+        return dumps
 
     def _write_dump(self) -> None:
-        path = paths.log_dir() / DUMP_FILE
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            scratch = path.with_suffix(".tmp")
-            scratch.write_text(json.dumps(self.dump(), indent=1))
-            scratch.rename(path)
-        except OSError as err:
-            LOG.error("state dump failed", path=path, reason=err)
+            path = self._dumps().write(paths.log_dir())
+        except ConfigError as err:
+            LOG.error("state dump failed", reason=err)
         else:
             LOG.info("state dump written", path=path)
 
@@ -240,6 +217,10 @@ class Signals:
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, self._handle)
+
+    def close(self) -> None:
+        for end in (self._reader, self._writer):
+            end.close()
 
     def fileno(self) -> int:
         return self._reader.fileno()

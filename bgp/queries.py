@@ -83,6 +83,26 @@ def routes(rib: Rib, *, family: str = "", limit: int = 1000) -> Answer:
     return {"routes": found, "total": total, "truncated": total > len(found)}
 
 
+def tables(rib: Rib) -> Answer:
+    """Sizes, and who hears what together: for the state dump."""
+    found: Answer = {"unreachable": sorted(map(address_text, rib.next_hops.unreachable))}
+    for family, table in rib.tables.items():
+        groups = [
+            {
+                "key": str(group.key),
+                "sent": len(group.sent),
+                "log_messages": len(group.records),
+                "log_bytes": group.log_bytes,
+                "behind": {s.source.name: len(s.pending) for s in group.streams if s.pending},
+                "peers": [stream.source.name for stream in group.streams],
+            }
+            for group in table.groups.values()
+        ]
+        sizes = {"candidates": len(table.candidates), "selected": len(table.selected)}
+        found[family.name] = {**sizes, "groups": groups}
+    return found
+
+
 def route(rib: Rib, writer: RouteWriter | None, cidr: str) -> Answer:
     """One prefix: every path, which are used and why the others are not, and the kernel's route."""
     family, nlri = _prefix(cidr)

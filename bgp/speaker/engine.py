@@ -77,6 +77,10 @@ class Speaker:
         seams.replace_neighbors(self._reactor, neighbors)
         wanted = neighbors.addresses()
         self._last_errors = {a: e for a, e in self._last_errors.items() if a in wanted}
+        for link, peer in list(self._peers.items()):
+            if peer.session is None:
+                # Another peer for the RIB (its AS changed), though not for ExaBGP.
+                link.reset()
         self._events.wake()
 
     def states(self) -> dict[str, SessionState]:

@@ -65,7 +65,7 @@ _RETRY_FIRST_S, _RETRY_MOST_S = 1.0, 5.0
 # Two connections may cross when a session starts; a peer does not restart that soon.
 _NOT_A_COLLISION_AFTER_S = 5.0
 _KEEPALIVE = KeepAlive()
-_ADMINISTRATIVE_SHUTDOWN, _PEER_DECONFIGURED = 2, 3
+_ADMINISTRATIVE_SHUTDOWN, _PEER_DECONFIGURED, _OTHER_CONFIGURATION_CHANGE = 2, 3, 6
 # Reasons Peer gives for a session's end in which nobody said NOTIFICATION (RFC 4724 4.2).
 # (an empty reason is an exception in the stock code: the connection is just closed).
 _SILENT_ENDS = ("closing connection", "graceful restarted", "stop, message")
@@ -249,6 +249,10 @@ class SessionProtocol(StockProtocol):  # type: ignore[misc]
             self.outbox.send(self.connection.io)
         except OSError as err:
             LOG.debug("goodbye did not get out", peer=self.address, reason=err)
+
+    def reset(self) -> None:
+        """End this session and start over, in the peer's next turn."""
+        self.peer.teardown(_OTHER_CONFIGURATION_CHANGE)
 
     @property
     def restarts_gracefully(self) -> bool:

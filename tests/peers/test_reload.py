@@ -57,6 +57,22 @@ def test_a_change_of_one_neighbour_resets_only_its_session(fabric: Fabric):
     assert ours.uptime_since(one.v4) == before
 
 
+def test_a_peer_that_is_another_one_for_the_rib_alone_starts_over(fabric: Fabric):
+    """speaker.json and exabgp.conf should agree; when they do not, nothing hangs."""
+    ours, (one, two, _) = three(fabric)
+    before = [ours.uptime_since(bird.v4) for bird in (one, two)]
+    conf = (ours.bgp_dir / "exabgp.conf").read_text()
+    first, second = ours.settings.peers
+    changed = msgspec.structs.replace(first, remote_as=65001)
+    ours.settings = msgspec.structs.replace(ours.settings, peers=(changed, second))
+    ours.publish(conf)
+    assert eventually(
+        lambda: ours.established(one.v4) and ours.uptime_since(one.v4) != before[0], timeout_s=15
+    )
+    ours.wait_kernel("10.65.2.0/26", "via 10.99.0.2")
+    assert ours.uptime_since(two.v4) == before[1]
+
+
 def test_a_filter_is_a_refresh(fabric: Fabric):
     ours, (one, two, _) = three(fabric)
     ours.wait_kernel("10.65.2.0/26", "via 10.99.0.2")
@@ -118,8 +134,9 @@ def test_many_signals_at_once_are_all_served(fabric: Fabric):
 def test_a_state_dump(fabric: Fabric):
     ours, _ = three(fabric)
     os.kill(ours.pid, signal.SIGUSR1)
-    path = ours.directory / "calico-bgp-dump.json"
-    assert eventually(path.exists)
+    assert eventually(lambda: any(ours.directory.glob("calico-bgp-*.json")))
+    (path,) = ours.directory.glob("calico-bgp-*.json")
     dump = msgspec.json.decode(path.read_bytes())
     assert {peer["state"] for peer in dump["peers"]} == {"Established"}
     assert dump["kernel"]["writer"]["dirty"] == []
+    assert dump["tables"]["ipv4"]["groups"][0]["sent"] == 1

@@ -154,6 +154,13 @@ def test_what_a_peer_said_and_hears(rib: Rib):
     }
 
 
+def test_sizes_and_groups(rib: Rib):
+    found = queries.tables(rib)
+    assert (found["ipv4"]["candidates"], found["ipv4"]["selected"]) == (4, 4)
+    groups = {tuple(g["peers"]): g["sent"] for g in found["ipv4"]["groups"]}
+    assert groups == {("p10.0.0.2",): 2, ("p10.0.0.3",): 4}
+
+
 def test_unknown_things_are_errors_of_the_asker(rib: Rib):
     with pytest.raises(NotFound):
         queries.route(rib, None, "192.0.2.0/24")
@@ -170,6 +177,7 @@ def test_every_answer_is_json(rib: Rib):
         queries.peers(rib, {}),
         queries.routes(rib),
         queries.route(rib, None, V4),
+        queries.tables(rib),
         queries.received(rib, "10.0.0.2"),
         queries.advertised(rib, "10.0.0.2"),
     ]

@@ -64,6 +64,7 @@ CONTRACT = {
         "reasons of an end; neighbor.reset_rib",
     ),
     "exabgp.reactor.peer:Peer._stop": ("88768f757d091a08", "reason of a removal"),
+    "exabgp.reactor.peer:Peer.teardown": ("a4494f0eed893ca9", "ends the session in its next turn"),
     "exabgp.reactor.peer:Peer.stopping": ("482c8154d8eb60a4", "a peer on its way out"),
     "exabgp.reactor.peer:Peer.reconfigure": ("44a64d6efec03466", "compares with neighbor.previous"),
     "exabgp.reactor.peer:Peer.reestablish": ("dfb1ac36c5615d53", "a changed neighbour"),
