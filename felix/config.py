@@ -14,7 +14,8 @@ the one selector-scoped FelixConfiguration < `node.<name>` < /etc/calico/felix.c
     live.config.interface_prefixes
 
 Invariants:
-  F1  each FelixConfiguration member has exactly one row here or in felix/config_inert.py;
+  F1  each FelixConfiguration member has exactly one row, here if something acts on it, else in
+      felix/config_inert.py (accepted, no effect yet);
   F2  rows declared with `setting` need a new process when they change (exit code 129); rows
       declared with `param` are read again by their user and may change under it;
   F3  durations are float seconds and end in `_s`, whatever unit the raw form has.
@@ -33,10 +34,10 @@ from typing import TypeVar, Unpack
 
 from felix import config_parse as forms
 from felix.config_inert import InertParams
-from felix.config_parse import NamedTimeout, TableRange
+from felix.config_parse import NamedTimeout
 from libcalico.runtime import parse
 from libcalico.runtime.config import ParamOptions, Schema, param
-from libcalico.runtime.parse import IPAddress, IPNetwork, PortRange, ProtoPort
+from libcalico.runtime.parse import IPAddress, PortRange
 
 T = TypeVar("T")
 
@@ -44,17 +45,9 @@ DEFAULT_FILE = "/etc/calico/felix.cfg"
 ENV_PREFIX = "FELIX_"
 
 _MTU_PATTERN = r"^((en|wl|ww|sl|ib)[Pcopsvx].*|(eth|wlan|wwan).*)"
-_FAILSAFE_IN = (
-    "tcp:22,udp:68,tcp:179,tcp:2379,tcp:2380,tcp:5473,tcp:6443,tcp:6666,tcp:6667"  # datamodel 5.4
-)
-_FAILSAFE_OUT = "udp:53,udp:67,tcp:179,tcp:2379,tcp:2380,tcp:5473,tcp:6443,tcp:6666,tcp:6667"
-
-_COUNT = parse.integer(0)
-_MTU = parse.integer(0, 65535)
 _PRIORITY = parse.integer(1, 2147483646)
 _SWITCH = parse.one_of("Enabled", "Disabled")
 _SEVERITY = parse.one_of("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
-_ACCEPT = parse.one_of("ACCEPT", "RETURN")
 _DROP = parse.one_of("DROP", "REJECT")
 
 
@@ -71,9 +64,9 @@ class FelixConfig(InertParams):
     # --- identity and connections; local: the datastore cannot set what is needed to reach it ---
     datastore_type: str = setting(
         "etcdv3",
-        parse=parse.one_of("kubernetes", "etcdv3"),
+        parse=forms.supported("etcdv3", missing="kubernetes", why="only etcdv3 is supported"),
         local_only=True,
-        doc="Which datastore driver to use.",
+        doc="Which datastore driver to use; kubernetes is refused.",
     )
     felix_hostname: str = setting(
         "", parse=parse.text, local_only=True, doc="This node's name; empty asks NODENAME, the OS."
@@ -94,70 +87,11 @@ class FelixConfig(InertParams):
     etcd_ca_file: str = setting(
         "", parse=parse.text, local_only=True, doc="CA certificate of etcd."
     )
-    typha_addr: str = setting(
-        "", parse=parse.text, local_only=True, doc="host:port of typha; empty goes to etcd itself."
-    )
-    typha_k8s_service_name: str = setting(
-        "", parse=parse.text, local_only=True, doc="Kubernetes Service of typha."
-    )
-    typha_k8s_namespace: str = setting(
-        "kube-system", parse=parse.text, local_only=True, doc="Namespace of that Service."
-    )
-    typha_read_timeout_s: float = setting(
-        30.0, parse=parse.seconds, local_only=True, doc="Silence after which typha is left."
-    )
-    typha_write_timeout_s: float = setting(
-        10.0, parse=parse.seconds, local_only=True, doc="Time to write one message to typha."
-    )
-    typha_key_file: str = setting(
-        "", parse=parse.text, local_only=True, doc="Client key for typha."
-    )
-    typha_cert_file: str = setting(
-        "", parse=parse.text, local_only=True, doc="Client certificate for typha."
-    )
-    typha_ca_file: str = setting(
-        "", parse=parse.text, local_only=True, name="TyphaCAFile", doc="CA certificate of typha."
-    )
-    typha_cn: str = setting(
-        "", parse=parse.text, local_only=True, name="TyphaCN", doc="Common name typha must show."
-    )
-    typha_uri_san: str = setting(
-        "", parse=parse.text, local_only=True, name="TyphaURISAN", doc="URI SAN typha must show."
-    )
 
     openstack_region: str = setting(
         "",
         parse=forms.region,
         doc="Region of an OpenStack cloud; set: virtual machines may ask this host for DHCP.",
-    )
-
-    # --- facts from Node and ClusterInformation ---
-    cluster_guid: str = param(
-        "", parse=parse.text, name="ClusterGUID", doc="From ClusterInformation."
-    )
-    cluster_type: str = param("", parse=parse.text, doc="From ClusterInformation.")
-    calico_version: str = param("", parse=parse.text, doc="From ClusterInformation.")
-    variant: str = param("", parse=parse.text, doc="From ClusterInformation.")
-    ip_in_ip_tunnel_addr: IPAddress | None = setting(
-        None, parse=forms.optional(parse.address), doc="From Node: this node's IPIP address."
-    )
-    ipv4_vxlan_tunnel_addr: IPAddress | None = setting(
-        None,
-        parse=forms.optional(parse.address),
-        name="IPv4VXLANTunnelAddr",
-        doc="From Node: this node's VXLAN address.",
-    )
-    ipv6_vxlan_tunnel_addr: IPAddress | None = setting(
-        None,
-        parse=forms.optional(parse.address),
-        name="IPv6VXLANTunnelAddr",
-        doc="From Node: this node's VXLAN IPv6 address.",
-    )
-    vxlan_tunnel_mac_addr: str = setting(
-        "", parse=parse.text, name="VXLANTunnelMACAddr", doc="From Node: MAC of its VXLAN device."
-    )
-    vxlan_tunnel_mac_addr_v6: str = setting(
-        "", parse=parse.text, name="VXLANTunnelMACAddrV6", doc="From Node: the same for IPv6."
     )
 
     # --- interfaces and families ---
@@ -170,11 +104,6 @@ class FelixConfig(InertParams):
         name="InterfacePrefix",
         non_zero=True,
         doc="Beginnings of workload interface names; the first is used for new ones.",
-    )
-    interface_exclude: tuple[re.Pattern[str], ...] = setting(
-        (re.compile("^kube\\-ipvs0$"),),
-        parse=parse.name_patterns,
-        doc="Interfaces never taken for host endpoints.",
     )
     mtu_iface_pattern: re.Pattern[str] = setting(
         re.compile(_MTU_PATTERN),
@@ -197,15 +126,6 @@ class FelixConfig(InertParams):
     floating_ips: str = setting(
         "Disabled", parse=_SWITCH, name="FloatingIPs", doc="Program ipNATs of endpoints."
     )
-    local_subnet_l2_reachability: str = setting(
-        "Disabled",
-        parse=parse.one_of("Disabled", "PodsAndLoadBalancers"),
-        name="LocalSubnetL2Reachability",
-        doc="Answer ARP and ND for local workloads on the uplink.",
-    )
-    local_subnet_l2_reachability_refresh_interval_s: float = setting(
-        120.0, parse=parse.seconds, doc="How often that is repeated."
-    )
 
     # --- policy ---
     default_endpoint_to_host_action: str = setting(
@@ -213,16 +133,6 @@ class FelixConfig(InertParams):
         parse=parse.one_of("DROP", "ACCEPT", "RETURN"),
         non_zero=True,
         doc="Traffic from a workload to its own host, after egress policy.",
-    )
-    failsafe_inbound_host_ports: tuple[ProtoPort, ...] = setting(
-        parse.proto_ports(_FAILSAFE_IN),
-        parse=parse.proto_ports,
-        doc="Ports of the host no policy can close: proto:port or proto:net:port.",
-    )
-    failsafe_outbound_host_ports: tuple[ProtoPort, ...] = setting(
-        parse.proto_ports(_FAILSAFE_OUT),
-        parse=parse.proto_ports,
-        doc="Ports the host can always reach.",
     )
     disable_conntrack_invalid_check: bool = setting(
         False, parse=parse.boolean, doc="Do not drop what conntrack calls invalid."
@@ -239,11 +149,6 @@ class FelixConfig(InertParams):
         name="AllowIPIPPacketsFromWorkloads",
         doc="Let workloads send IP in IP.",
     )
-    policy_conntrack_sweep: str = setting(
-        "Disabled",
-        parse=_SWITCH,
-        doc="Delete connections that policy no longer allows, right after programming.",
-    )
     log_prefix: str = setting(
         "calico-packet", parse=forms.log_prefix, doc="Prefix of the Log action; %t %k %n %p."
     )
@@ -253,101 +158,30 @@ class FelixConfig(InertParams):
     log_action_rate_limit_burst: int = setting(
         5, parse=parse.integer(1, 9999), doc="Burst of that limit."
     )
-    policy_sync_path_prefix: str = setting(
-        "", parse=parse.text, doc="Where the policy sync socket lives; empty: none."
-    )
-    service_loop_prevention: str = setting(
-        "Drop",
-        parse=parse.one_of("Drop", "Reject", "Disabled"),
-        doc="Packets to service addresses that nothing answers.",
-    )
-    kube_node_port_ranges: tuple[PortRange, ...] = setting(
-        (PortRange(30000, 32767),), parse=forms.node_port_ranges, doc="Node ports of Kubernetes."
-    )
 
     # --- dataplane: which, and how it writes ---
     dataplane_watchdog_timeout_s: float = setting(
         90.0, parse=parse.seconds, doc="A stuck dataplane loop is reported unhealthy after this."
     )
-    feature_detect_override: tuple[tuple[str, bool], ...] = setting(
-        (), parse=forms.feature_overrides, doc="Kernel features forced on or off: Name=true,…"
-    )
-    chain_insert_mode: str = setting(
-        "insert",
-        parse=parse.one_of("insert", "append"),
-        non_zero=True,
-        doc="Where our jumps go in the kernel's own chains.",
-    )
     nftables_mode: str = setting(
         "Auto",
-        parse=parse.one_of("Disabled", "Enabled", "Auto"),
+        parse=forms.supported(
+            "Enabled", "Auto", missing="Disabled", why="there is no iptables dataplane"
+        ),
         name="NFTablesMode",
-        doc="nftables or iptables.",
+        doc="Enabled and Auto are nftables; Disabled is refused.",
     )
     nftables_refresh_interval_s: float = setting(
         180.0, parse=parse.seconds, name="NftablesRefreshInterval", doc="Read back and compare."
     )
-    nftables_filter_allow_action: str = setting(
-        "ACCEPT", parse=_ACCEPT, non_zero=True, doc="What an allowed packet does next."
-    )
-    nftables_mangle_allow_action: str = setting(
-        "ACCEPT", parse=_ACCEPT, non_zero=True, doc="The same before DNAT."
-    )
     nftables_filter_deny_action: str = setting(
         "DROP", parse=_DROP, non_zero=True, doc="What a denied packet meets."
-    )
-    nftables_mark_mask: int = setting(
-        0xFFFF0000, parse=parse.mark_mask, non_zero=True, doc="Mark bits we may use."
-    )
-    nftables_flow_table_offload: str = setting(
-        "Disabled",
-        parse=parse.one_of("All", "Disabled"),
-        doc="Established flows bypass the forward hook.",
-    )
-    nftables_flow_table_data_iface_pattern: re.Pattern[str] | None = setting(
-        None, parse=forms.optional(parse.regexp), doc="Interfaces of that flow table."
-    )
-    iptables_backend: str = setting(
-        "auto", parse=parse.one_of("legacy", "nft", "auto"), doc="Which iptables binaries."
-    )
-    iptables_refresh_interval_s: float = setting(
-        180.0, parse=parse.seconds, doc="Read back and compare."
-    )
-    iptables_post_write_check_interval_s: float = setting(
-        5.0,
-        parse=parse.seconds,
-        name="IptablesPostWriteCheckIntervalSecs",
-        doc="Check again this long after a write.",
-    )
-    iptables_lock_probe_interval_s: float = setting(
-        0.05,
-        parse=parse.millis,
-        name="IptablesLockProbeIntervalMillis",
-        doc="How often the xtables lock is tried; a bare number is milliseconds.",
-    )
-    iptables_filter_allow_action: str = setting(
-        "ACCEPT", parse=_ACCEPT, non_zero=True, doc="What an allowed packet does next."
-    )
-    iptables_mangle_allow_action: str = setting(
-        "ACCEPT", parse=_ACCEPT, non_zero=True, doc="The same before DNAT."
-    )
-    iptables_filter_deny_action: str = setting(
-        "DROP", parse=_DROP, non_zero=True, doc="What a denied packet meets."
-    )
-    iptables_mark_mask: int = setting(
-        0xFFFF0000, parse=parse.mark_mask, non_zero=True, doc="Mark bits we may use."
     )
     iptables_nat_outgoing_interface_filter: str = setting(
         "",
         parse=forms.interface_filter,
         name="IptablesNATOutgoingInterfaceFilter",
         doc="NAT outgoing only through this interface.",
-    )
-    ipsets_refresh_interval_s: float = setting(
-        90.0, parse=parse.seconds, name="IpsetsRefreshInterval", doc="Read sets back, compare."
-    )
-    max_ipset_size: int = setting(
-        1048576, parse=parse.integer(1), name="MaxIpsetSize", doc="Most members of one set."
     )
     netlink_timeout_s: float = setting(
         10.0, parse=parse.seconds, name="NetlinkTimeoutSecs", doc="Time for one kernel request."
@@ -360,19 +194,8 @@ class FelixConfig(InertParams):
     interface_refresh_interval_s: float = setting(
         90.0, parse=parse.seconds, doc="List interfaces again."
     )
-    route_source: str = setting(
-        "CalicoIPAM",
-        parse=parse.one_of("WorkloadIPs", "CalicoIPAM"),
-        doc="Whether overlay routes follow IPAM blocks or endpoints.",
-    )
     route_sync_disabled: bool = setting(
         False, parse=parse.boolean, doc="Leave the routing table alone."
-    )
-    route_table_range: TableRange | None = setting(
-        None, parse=forms.optional(forms.table_range), doc="Old form of RouteTableRanges."
-    )
-    route_table_ranges: tuple[TableRange, ...] = setting(
-        (), parse=forms.table_ranges, doc="Routing tables we may use: min-max,…"
     )
     device_route_source_address: IPAddress | None = setting(
         None,
@@ -391,37 +214,11 @@ class FelixConfig(InertParams):
     remove_external_routes: bool = setting(
         True, parse=parse.boolean, doc="Remove routes of others from workload interfaces."
     )
-    program_cluster_routes: str = setting(
-        "EnabledIPIPOnly",
-        parse=parse.one_of("Enabled", "Disabled", "EnabledIPIPOnly", "EnabledNoEncapOnly"),
-        doc="Which routes to other nodes felix programs; the rest is BGP's.",
-    )
     ipv4_normal_route_priority: int = setting(
         1024, parse=_PRIORITY, name="IPv4NormalRoutePriority", doc="Metric of routes."
     )
-    ipv4_elevated_route_priority: int = setting(
-        512,
-        parse=_PRIORITY,
-        name="IPv4ElevatedRoutePriority",
-        doc="Metric of routes while a workload moves.",
-    )
     ipv6_normal_route_priority: int = setting(
         1024, parse=_PRIORITY, name="IPv6NormalRoutePriority", doc="Metric of routes."
-    )
-    ipv6_elevated_route_priority: int = setting(
-        512,
-        parse=_PRIORITY,
-        name="IPv6ElevatedRoutePriority",
-        doc="Metric of routes while a workload moves.",
-    )
-    live_migration_route_convergence_time_s: float = setting(
-        30.0, parse=parse.seconds, doc="How long a moved workload keeps the elevated metric."
-    )
-    external_nodes_cidr_list: tuple[IPNetwork, ...] = setting(
-        (),
-        parse=parse.cidrs,
-        name="ExternalNodesCIDRList",
-        doc="Hosts outside the cluster allowed to send IPIP, VXLAN.",
     )
     nat_port_range: PortRange | None = setting(
         None,
@@ -441,26 +238,7 @@ class FelixConfig(InertParams):
         name="NATOutgoingExclusions",
         doc="Destinations that are not NATed.",
     )
-    ip_in_ip_enabled: bool | None = setting(
-        None, parse=forms.optional(parse.boolean), doc="IPIP device; not set: when a pool asks."
-    )
-    ip_in_ip_mtu: int = setting(0, parse=_MTU, doc="MTU of the IPIP device; 0 asks the uplink.")
-    vxlan_enabled: bool | None = setting(
-        None,
-        parse=forms.optional(parse.boolean),
-        name="VXLANEnabled",
-        doc="VXLAN device; not set: when a pool asks.",
-    )
-    vxlan_mtu: int = setting(
-        0, parse=_MTU, name="VXLANMTU", doc="MTU of the VXLAN device; 0 asks the uplink."
-    )
-    vxlan_mtu_v6: int = setting(
-        0, parse=_MTU, name="VXLANMTUV6", doc="MTU of the IPv6 VXLAN device."
-    )
     vxlan_port: int = setting(4789, parse=parse.port, name="VXLANPort", doc="UDP port of VXLAN.")
-    vxlan_vni: int = setting(
-        4096, parse=parse.integer(1, 0xFFFFFF), name="VXLANVNI", doc="VXLAN network id."
-    )
 
     # --- reports ---
     reporting_interval_s: float = setting(
@@ -528,21 +306,7 @@ class FelixConfig(InertParams):
         ),
         doc="What a client of /metrics must show.",
     )
-    log_file_path: str | None = setting(
-        None,
-        parse=forms.optional(parse.text),
-        zero="",
-        doc="Log file; not set: felix.log in the log directory, none: no file.",
-    )
-    log_severity_file: str = param("INFO", parse=_SEVERITY, doc="Least severity in the file.")
     log_severity_screen: str = param("INFO", parse=_SEVERITY, doc="Least severity on stderr.")
-    log_severity_sys: str = param("INFO", parse=_SEVERITY, doc="Least severity for syslog.")
-    log_debug_filename_regex: re.Pattern[str] | None = param(
-        None, parse=forms.optional(parse.regexp), doc="Debug only from matching source files."
-    )
-    debug_disable_log_dropping: bool = setting(
-        False, parse=parse.boolean, doc="Wait rather than drop log lines."
-    )
     debug_simulate_calc_graph_hang_after_s: float = setting(
         0.0, parse=parse.seconds, doc="Prove that a hanging calculation is noticed."
     )
@@ -552,11 +316,6 @@ class FelixConfig(InertParams):
     debug_simulate_dataplane_apply_delay_s: float = setting(
         0.0, parse=parse.seconds, doc="Make every apply slower."
     )
-    debug_panic_after_s: float = setting(
-        0.0, parse=parse.seconds, doc="End the process with an error after this."
-    )
-    debug_host: str = setting("localhost", parse=parse.text, doc="Address of the debug server.")
-    debug_port: int = setting(0, parse=parse.port_or_zero, doc="Port of it; 0: none.")
 
 
 SCHEMA: Schema[FelixConfig] = Schema.of(FelixConfig, prefix=ENV_PREFIX)

@@ -1,10 +1,12 @@
-"""Felix parameters that Brindle accepts, checks and shows, but that have no effect here.
+"""Felix parameters that Brindle accepts, checks and shows: accepted, no effect yet.
 
 Layer: felix.config, pure. `FelixConfig` (felix/config.py) extends this table, so users see one flat
 configuration. They exist so that a Calico user's felix.cfg, environment and FelixConfiguration
-objects keep working: a typo is still refused, a bad value still named. They belong to parts that
-Brindle does not have: the eBPF and XDP dataplanes, WireGuard, Windows, Istio, flow logs,
-AWS, the Go runtime. A row moves to felix/config.py when something starts to act on it.
+objects keep working: a typo is still refused, a bad value still named, and felix says at start
+which of them somebody has set (felix/daemon_notices.py). They belong to parts that Brindle does not
+have, or not yet: host endpoint enforcement, tunnels, typha, iptables, log files; the eBPF and XDP
+dataplanes, WireGuard, Windows, Istio, flow logs, AWS, the Go runtime. A row moves to
+felix/config.py when something starts to act on it.
 
 Source: reference/datamodel.md 1.9; Calico felix/config/config_params.go.
 """
@@ -17,14 +19,39 @@ import re
 from dataclasses import dataclass
 
 from felix import config_parse as forms
+from felix.config_parse import TableRange
 from libcalico.runtime import parse
 from libcalico.runtime.config import param
-from libcalico.runtime.parse import IPNetwork, PortRange
+from libcalico.runtime.parse import IPAddress, IPNetwork, PortRange, ProtoPort
 
 _BPF_DATA_PATTERN = r"^((en|wl|ww|sl|ib)[Popsx].*|(eth|wlan|wwan|bond).*)"
 _PORT_NUMBER = parse.integer(0, 65535)
 _COUNT = parse.integer(0)
+_MTU = parse.integer(0, 65535)
+_PRIORITY = parse.integer(1, 2147483646)
 _SWITCH = parse.one_of("Enabled", "Disabled")
+_SEVERITY = parse.one_of("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
+_ACCEPT = parse.one_of("ACCEPT", "RETURN")
+_DROP = parse.one_of("DROP", "REJECT")
+_FAILSAFE_IN = (
+    "tcp:22,udp:68,tcp:179,tcp:2379,tcp:2380,tcp:5473,tcp:6443,tcp:6666,tcp:6667"  # datamodel 5.4
+)
+_FAILSAFE_OUT = "udp:53,udp:67,tcp:179,tcp:2379,tcp:2380,tcp:5473,tcp:6443,tcp:6666,tcp:6667"
+
+# Nobody sets these: they come out of Node and ClusterInformation objects.
+FACTS = frozenset(
+    {
+        "cluster_guid",
+        "cluster_type",
+        "calico_version",
+        "variant",
+        "ip_in_ip_tunnel_addr",
+        "ipv4_vxlan_tunnel_addr",
+        "ipv6_vxlan_tunnel_addr",
+        "vxlan_tunnel_mac_addr",
+        "vxlan_tunnel_mac_addr_v6",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,3 +250,247 @@ class InertParams:
     debug_data_race: bool = param(False, parse=parse.boolean, name="DebugSimulateDataRace")
     debug_memory_profile_path: str = param("", parse=parse.text)
     debug_cpu_profile_path: str = param("", parse=parse.text, name="DebugCPUProfilePath")
+
+    # Facts from Node and ClusterInformation: shown in state dumps.
+    cluster_guid: str = param(
+        "", parse=parse.text, name="ClusterGUID", doc="From ClusterInformation."
+    )
+    cluster_type: str = param("", parse=parse.text, doc="From ClusterInformation.")
+    calico_version: str = param("", parse=parse.text, doc="From ClusterInformation.")
+    variant: str = param("", parse=parse.text, doc="From ClusterInformation.")
+    ip_in_ip_tunnel_addr: IPAddress | None = param(
+        None, parse=forms.optional(parse.address), doc="From Node: this node's IPIP address."
+    )
+    ipv4_vxlan_tunnel_addr: IPAddress | None = param(
+        None,
+        parse=forms.optional(parse.address),
+        name="IPv4VXLANTunnelAddr",
+        doc="From Node: this node's VXLAN address.",
+    )
+    ipv6_vxlan_tunnel_addr: IPAddress | None = param(
+        None,
+        parse=forms.optional(parse.address),
+        name="IPv6VXLANTunnelAddr",
+        doc="From Node: this node's VXLAN IPv6 address.",
+    )
+    vxlan_tunnel_mac_addr: str = param(
+        "", parse=parse.text, name="VXLANTunnelMACAddr", doc="From Node: MAC of its VXLAN device."
+    )
+    vxlan_tunnel_mac_addr_v6: str = param(
+        "", parse=parse.text, name="VXLANTunnelMACAddrV6", doc="From Node: the same for IPv6."
+    )
+
+    # Typha: felix reads the datastore itself.
+    typha_addr: str = param(
+        "", parse=parse.text, local_only=True, doc="host:port of typha; empty goes to etcd itself."
+    )
+    typha_k8s_service_name: str = param(
+        "", parse=parse.text, local_only=True, doc="Kubernetes Service of typha."
+    )
+    typha_k8s_namespace: str = param(
+        "kube-system", parse=parse.text, local_only=True, doc="Namespace of that Service."
+    )
+    typha_read_timeout_s: float = param(
+        30.0, parse=parse.seconds, local_only=True, doc="Silence after which typha is left."
+    )
+    typha_write_timeout_s: float = param(
+        10.0, parse=parse.seconds, local_only=True, doc="Time to write one message to typha."
+    )
+    typha_key_file: str = param("", parse=parse.text, local_only=True, doc="Client key for typha.")
+    typha_cert_file: str = param(
+        "", parse=parse.text, local_only=True, doc="Client certificate for typha."
+    )
+    typha_ca_file: str = param(
+        "", parse=parse.text, local_only=True, name="TyphaCAFile", doc="CA certificate of typha."
+    )
+    typha_cn: str = param(
+        "", parse=parse.text, local_only=True, name="TyphaCN", doc="Common name typha must show."
+    )
+    typha_uri_san: str = param(
+        "", parse=parse.text, local_only=True, name="TyphaURISAN", doc="URI SAN typha must show."
+    )
+
+    # Host endpoints, services, and what policy does besides filtering workloads.
+    interface_exclude: tuple[re.Pattern[str], ...] = param(
+        (re.compile("^kube\\-ipvs0$"),),
+        parse=parse.name_patterns,
+        doc="Interfaces never taken for host endpoints.",
+    )
+    failsafe_inbound_host_ports: tuple[ProtoPort, ...] = param(
+        parse.proto_ports(_FAILSAFE_IN),
+        parse=parse.proto_ports,
+        doc="Ports of the host no policy can close: proto:port or proto:net:port.",
+    )
+    failsafe_outbound_host_ports: tuple[ProtoPort, ...] = param(
+        parse.proto_ports(_FAILSAFE_OUT),
+        parse=parse.proto_ports,
+        doc="Ports the host can always reach.",
+    )
+    policy_conntrack_sweep: str = param(
+        "Disabled",
+        parse=_SWITCH,
+        doc="Delete connections that policy no longer allows, right after programming.",
+    )
+    policy_sync_path_prefix: str = param(
+        "", parse=parse.text, doc="Where the policy sync socket lives; empty: none."
+    )
+    service_loop_prevention: str = param(
+        "Drop",
+        parse=parse.one_of("Drop", "Reject", "Disabled"),
+        doc="Packets to service addresses that nothing answers.",
+    )
+    kube_node_port_ranges: tuple[PortRange, ...] = param(
+        (PortRange(30000, 32767),), parse=forms.node_port_ranges, doc="Node ports of Kubernetes."
+    )
+    local_subnet_l2_reachability: str = param(
+        "Disabled",
+        parse=parse.one_of("Disabled", "PodsAndLoadBalancers"),
+        name="LocalSubnetL2Reachability",
+        doc="Answer ARP and ND for local workloads on the uplink.",
+    )
+    local_subnet_l2_reachability_refresh_interval_s: float = param(
+        120.0, parse=parse.seconds, doc="How often that is repeated."
+    )
+    external_nodes_cidr_list: tuple[IPNetwork, ...] = param(
+        (),
+        parse=parse.cidrs,
+        name="ExternalNodesCIDRList",
+        doc="Hosts outside the cluster allowed to send IPIP, VXLAN.",
+    )
+
+    # nftables: what our rules never need to ask.
+    feature_detect_override: tuple[tuple[str, bool], ...] = param(
+        (), parse=forms.feature_overrides, doc="Kernel features forced on or off: Name=true,…"
+    )
+    chain_insert_mode: str = param(
+        "insert",
+        parse=parse.one_of("insert", "append"),
+        non_zero=True,
+        doc="Where our jumps go in the kernel's own chains.",
+    )
+    nftables_filter_allow_action: str = param(
+        "ACCEPT", parse=_ACCEPT, non_zero=True, doc="What an allowed packet does next."
+    )
+    nftables_mangle_allow_action: str = param(
+        "ACCEPT", parse=_ACCEPT, non_zero=True, doc="The same before DNAT."
+    )
+    nftables_mark_mask: int = param(
+        0xFFFF0000, parse=parse.mark_mask, non_zero=True, doc="Mark bits we may use."
+    )
+    nftables_flow_table_offload: str = param(
+        "Disabled",
+        parse=parse.one_of("All", "Disabled"),
+        doc="Established flows bypass the forward hook.",
+    )
+    nftables_flow_table_data_iface_pattern: re.Pattern[str] | None = param(
+        None, parse=forms.optional(parse.regexp), doc="Interfaces of that flow table."
+    )
+    ipsets_refresh_interval_s: float = param(
+        90.0, parse=parse.seconds, name="IpsetsRefreshInterval", doc="Read sets back, compare."
+    )
+    max_ipset_size: int = param(
+        1048576, parse=parse.integer(1), name="MaxIpsetSize", doc="Most members of one set."
+    )
+
+    # iptables: there is no such dataplane.
+    iptables_backend: str = param(
+        "auto", parse=parse.one_of("legacy", "nft", "auto"), doc="Which iptables binaries."
+    )
+    iptables_refresh_interval_s: float = param(
+        180.0, parse=parse.seconds, doc="Read back and compare."
+    )
+    iptables_post_write_check_interval_s: float = param(
+        5.0,
+        parse=parse.seconds,
+        name="IptablesPostWriteCheckIntervalSecs",
+        doc="Check again this long after a write.",
+    )
+    iptables_lock_probe_interval_s: float = param(
+        0.05,
+        parse=parse.millis,
+        name="IptablesLockProbeIntervalMillis",
+        doc="How often the xtables lock is tried; a bare number is milliseconds.",
+    )
+    iptables_filter_allow_action: str = param(
+        "ACCEPT", parse=_ACCEPT, non_zero=True, doc="What an allowed packet does next."
+    )
+    iptables_mangle_allow_action: str = param(
+        "ACCEPT", parse=_ACCEPT, non_zero=True, doc="The same before DNAT."
+    )
+    iptables_filter_deny_action: str = param(
+        "DROP", parse=_DROP, non_zero=True, doc="What a denied packet meets."
+    )
+    iptables_mark_mask: int = param(
+        0xFFFF0000, parse=parse.mark_mask, non_zero=True, doc="Mark bits we may use."
+    )
+
+    # Tunnels and routes to other nodes: felix programs routes to its own workloads only.
+    route_source: str = param(
+        "CalicoIPAM",
+        parse=parse.one_of("WorkloadIPs", "CalicoIPAM"),
+        doc="Whether overlay routes follow IPAM blocks or endpoints.",
+    )
+    route_table_range: TableRange | None = param(
+        None, parse=forms.optional(forms.table_range), doc="Old form of RouteTableRanges."
+    )
+    route_table_ranges: tuple[TableRange, ...] = param(
+        (), parse=forms.table_ranges, doc="Routing tables we may use: min-max,…"
+    )
+    program_cluster_routes: str = param(
+        "EnabledIPIPOnly",
+        parse=parse.one_of("Enabled", "Disabled", "EnabledIPIPOnly", "EnabledNoEncapOnly"),
+        doc="Which routes to other nodes felix programs; the rest is BGP's.",
+    )
+    ipv4_elevated_route_priority: int = param(
+        512,
+        parse=_PRIORITY,
+        name="IPv4ElevatedRoutePriority",
+        doc="Metric of routes while a workload moves.",
+    )
+    ipv6_elevated_route_priority: int = param(
+        512,
+        parse=_PRIORITY,
+        name="IPv6ElevatedRoutePriority",
+        doc="Metric of routes while a workload moves.",
+    )
+    live_migration_route_convergence_time_s: float = param(
+        30.0, parse=parse.seconds, doc="How long a moved workload keeps the elevated metric."
+    )
+    ip_in_ip_enabled: bool | None = param(
+        None, parse=forms.optional(parse.boolean), doc="IPIP device; not set: when a pool asks."
+    )
+    ip_in_ip_mtu: int = param(0, parse=_MTU, doc="MTU of the IPIP device; 0 asks the uplink.")
+    vxlan_enabled: bool | None = param(
+        None,
+        parse=forms.optional(parse.boolean),
+        name="VXLANEnabled",
+        doc="VXLAN device; not set: when a pool asks.",
+    )
+    vxlan_mtu: int = param(
+        0, parse=_MTU, name="VXLANMTU", doc="MTU of the VXLAN device; 0 asks the uplink."
+    )
+    vxlan_mtu_v6: int = param(0, parse=_MTU, name="VXLANMTUV6", doc="MTU of the IPv6 VXLAN device.")
+    vxlan_vni: int = param(
+        4096, parse=parse.integer(1, 0xFFFFFF), name="VXLANVNI", doc="VXLAN network id."
+    )
+
+    # Logs and debugging: everything goes to stderr, which the supervisor keeps.
+    log_file_path: str | None = param(
+        None,
+        parse=forms.optional(parse.text),
+        zero="",
+        doc="Log file; not set: felix.log in the log directory, none: no file.",
+    )
+    log_severity_file: str = param("INFO", parse=_SEVERITY, doc="Least severity in the file.")
+    log_severity_sys: str = param("INFO", parse=_SEVERITY, doc="Least severity for syslog.")
+    log_debug_filename_regex: re.Pattern[str] | None = param(
+        None, parse=forms.optional(parse.regexp), doc="Debug only from matching source files."
+    )
+    debug_disable_log_dropping: bool = param(
+        False, parse=parse.boolean, doc="Wait rather than drop log lines."
+    )
+    debug_panic_after_s: float = param(
+        0.0, parse=parse.seconds, doc="End the process with an error after this."
+    )
+    debug_host: str = param("localhost", parse=parse.text, doc="Address of the debug server.")
+    debug_port: int = param(0, parse=parse.port_or_zero, doc="Port of it; 0: none.")

@@ -63,6 +63,19 @@ def optional(inner: Callable[[str], T]) -> Callable[[str], T | None]:
     return parse_optional
 
 
+def supported(*choices: str, missing: str, why: str) -> Callable[[str], str]:
+    """One of the words, any case; `missing` is a word of Calico's that we cannot honour."""
+    known = parse.one_of(*choices, missing)
+
+    def parse_supported(raw: str) -> str:
+        value = known(raw)
+        if value == missing:
+            raise ValueError(why)
+        return value
+
+    return parse_supported
+
+
 def interface_name(raw: str) -> str:
     value = raw.strip()
     if not _INTERFACE.fullmatch(value):

@@ -42,6 +42,8 @@ from felix.daemon_config import ConfigWatcher, LocalSettings, read_local, wait_f
 from felix.daemon_dataplane import NodeDataplane, Ports, build_dataplane, open_kernel
 from felix.daemon_feed import FanOut, GraphFeed
 from felix.daemon_metrics import FelixHealth, FelixMetrics
+from felix.daemon_mtu import MtuFile
+from felix.daemon_notices import InertNotices
 from felix.daemon_status import ReportOptions, StatusFiles, StatusReporter, status_directory
 from felix.dataplane.loop import CycleReport
 from felix.dataplane.status_mgr import StatusSink
@@ -129,7 +131,9 @@ async def start(process: Process, local: LocalSettings, closing: ExitStack) -> N
     watcher.preload(await wait_for_datastore(datastore, local.node, clock=process.clock))
     config = local.live.config
     log.set_level(config.log_severity_screen)
-    _warn_of_gaps(config)
+    notices = InertNotices(local.live)
+    notices.say()
+    watcher.add_listener(lambda _changes: notices.say())
     ports = open_kernel(config, closing)
     felix = Felix(process, local, watcher, Edges(datastore, ports, health))
     felix.spawn(agent_is_idle)
@@ -179,6 +183,7 @@ class Felix:
                 self.dataplane.endpoints,
                 self.dataplane.nft.wanted,
                 self.feed.publish,
+                self.dataplane.uplinks.mtu_bytes,
             ),
             local.node,
             lambda: local.live.config,
@@ -242,9 +247,19 @@ class Felix:
     def _observe(self) -> None:
         config = self._local.live.config
         self.dataplane.loop.add_observer(self._on_cycle)
+        mtu = MtuFile(
+            paths.lib_dir(self._process.environ) / "mtu",
+            self.dataplane.uplinks.mtu_bytes,
+            is_required=config.require_mtu_file,
+            on_missing=self._process.stop,
+        )
+        self.dataplane.loop.add_observer(mtu.on_cycle)
         if not config.prometheus_metrics_enabled:
             return
-        metrics = Metrics(process=config.prometheus_process_metrics_enabled)
+        metrics = Metrics(
+            process=config.prometheus_process_metrics_enabled,
+            platform=config.prometheus_go_metrics_enabled,
+        )
         numbers = FelixMetrics(metrics)
         self.dataplane.loop.add_observer(numbers.on_cycle)
         endpoints = self.dataplane.endpoints
@@ -320,14 +335,6 @@ async def _close_last(datastore: Datastore, agent_is_idle: asyncio.Event) -> Non
     finally:
         await agent_is_idle.wait()
         await datastore.close()
-
-
-def _warn_of_gaps(config: FelixConfig) -> None:
-    """Say aloud what was asked for and is not there."""
-    if config.typha_addr or config.typha_k8s_service_name:
-        LOG.warning("typha is not used: felix reads the datastore itself")
-    if config.nftables_mode == "Disabled":
-        LOG.warning("there is no iptables dataplane: nftables is used")
 
 
 if __name__ == "__main__":

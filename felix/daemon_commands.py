@@ -14,6 +14,7 @@ from pathlib import Path
 
 from felix.calc.graph import CalcGraph
 from felix.daemon_config import check_local, read_local
+from felix.daemon_notices import inert_notices
 from felix.dataplane.nft_wanted import WantedRuleset
 from felix.dataplane.nft_wiring import nft_managers
 from felix.rules.render_nft import script
@@ -60,13 +61,17 @@ GRAPH_KINDS = (
 
 
 def check_config(environ: Mapping[str, str], path: Path | None) -> int:
-    """Problems of file and environment, one a line; 1 when there are any."""
+    """Problems of file and environment, one a line; 1 when there are any. What is good but has no
+    effect is named, too."""
     problems = check_local(environ, path)
     for problem in problems:
         sys.stderr.write(f"calico-felix: {problem}\n")
-    if not problems:
-        sys.stdout.write("configuration is good\n")
-    return 1 if problems else 0
+    if problems:
+        return 1
+    for notice in inert_notices(read_local(environ, path).live):
+        sys.stderr.write(f"calico-felix: {notice}\n")
+    sys.stdout.write("configuration is good\n")
+    return 0
 
 
 def render(environ: Mapping[str, str], path: Path | None) -> int:

@@ -28,6 +28,7 @@ from felix.dataplane.ports import ConntrackPort, EventPort, LinkPort, RoutePort,
 from felix.dataplane.route_table import RouteTable
 from felix.dataplane.status_mgr import StatusManager, StatusSink
 from felix.dataplane.sysctl_table import SysctlTable
+from felix.dataplane.uplinks import Uplinks
 from felix.kernel.conntrack import KernelConntrack
 from felix.kernel.netlink import KernelEvents, KernelLinks, KernelRoutes
 from felix.kernel.nft import NftKernel
@@ -91,6 +92,7 @@ class NodeDataplane:
     nft: NftTable
     status: StatusManager
     conntrack: ConntrackTable
+    uplinks: Uplinks
 
 
 def build_dataplane(
@@ -112,7 +114,8 @@ def build_dataplane(
     endpoints = EndpointManager(routes, sysctls, conntrack, settings=settings)
     status = StatusManager(endpoints, sinks)
     links = LinkMonitor(ports.links)
-    listeners: list[InterfaceListener] = [*routes, endpoints, status]
+    uplinks = Uplinks(config.mtu_iface_pattern, config.interface_prefixes)
+    listeners: list[InterfaceListener] = [*routes, endpoints, status, uplinks]
     for listener in listeners:
         links.add_listener(listener)
     # A disabled route sync leaves the table alone, orphans included.
@@ -141,4 +144,4 @@ def build_dataplane(
             conntrack.on_cycle()
 
     loop.add_observer(on_cycle)
-    return NodeDataplane(loop, endpoints, nft.table, status, conntrack)
+    return NodeDataplane(loop, endpoints, nft.table, status, conntrack, uplinks)

@@ -63,13 +63,15 @@ def policy_remains(wanted: WantedRuleset, ifname: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ProgrammerParts:
-    """What it works with. `publish` hands the graph's intents to the dataplane."""
+    """What it works with. `publish` hands the graph's intents to the dataplane; `mtu_bytes` is the
+    MTU of the node's uplinks, 0 when none is known (the CNI agent then asks the kernel)."""
 
     graph: CalcGraph
     dataplane: Dataplane
     endpoints: EndpointManager
     ruleset: WantedRuleset
     publish: Callable[[], None]
+    mtu_bytes: Callable[[], int]
 
 
 class FelixProgrammer:
@@ -85,7 +87,7 @@ class FelixProgrammer:
         return HostSettings(
             node_name=self._node,
             interface_prefix=config.interface_prefixes[0],
-            mtu_bytes=0,
+            mtu_bytes=self._parts.mtu_bytes(),
             ipv6_support=config.ipv6_support,
             device_route_protocol=config.device_route_protocol,
         )

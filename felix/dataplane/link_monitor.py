@@ -100,9 +100,10 @@ class LinkMonitor:
         if link is None:
             return  # an address notification that overtook its link's
         addresses = tuple(sorted(self._addresses_by_index.get(ifindex, ())))
-        self._announce(
-            link.name, InterfaceState(link.name, ifindex, link.is_up, link.is_running, addresses)
+        state = InterfaceState(
+            link.name, ifindex, link.is_up, link.is_running, addresses, link.mtu_bytes
         )
+        self._announce(link.name, state)
 
     def _announce(self, name: str, state: InterfaceState | None) -> None:
         before = self._told.get(name)
@@ -121,6 +122,7 @@ class LinkMonitor:
                 "ifindex": state.ifindex,
                 "up": state.is_up,
                 "running": state.is_running,
+                "mtu": state.mtu_bytes,
                 "addresses": list(state.addresses),
             }
             for name, state in sorted(self._told.items())

@@ -76,13 +76,14 @@ class Driver(Protocol):
 class InterfaceState:
     """One interface of the node. `is_up` is the administrator's wish, `is_running` adds carrier.
 
-    `addresses` carry no prefix length; both families, sorted."""
+    `addresses` carry no prefix length; both families, sorted. `mtu_bytes` 0 is not known."""
 
     name: str
     ifindex: int
     is_up: bool
     is_running: bool
     addresses: tuple[str, ...] = ()
+    mtu_bytes: int = 0
 
 
 class InterfaceListener(Protocol):

@@ -93,20 +93,31 @@ class FakeKernel:
 
     # ------------------------------------------------------------- what tests do and look at
 
-    def add_link(self, name: str, *, is_up: bool = True, has_carrier: bool = True) -> int:
+    def add_link(
+        self, name: str, *, is_up: bool = True, has_carrier: bool = True, mtu_bytes: int = 0
+    ) -> int:
         """Like `ip link add`. A name that is taken is the test's mistake."""
         assert all(link.name != name for link in self._links.values()), f"{name} exists"
         ifindex, self._next_ifindex = self._next_ifindex, self._next_ifindex + 1
         for directory, names in _INTERFACE_SETTINGS.items():
             for setting in names:
                 self.sysctls[f"{directory.format(name)}/{setting}"] = "?"
-        self._store_link(Link(ifindex, name, is_up=is_up, has_carrier=is_up and has_carrier))
+        carrier = is_up and has_carrier
+        link = Link(ifindex, name, mtu_bytes=mtu_bytes, is_up=is_up, has_carrier=carrier)
+        self._store_link(link)
         return ifindex
 
     def set_link(
-        self, name: str, *, is_up: bool | None = None, has_carrier: bool | None = None
+        self,
+        name: str,
+        *,
+        is_up: bool | None = None,
+        has_carrier: bool | None = None,
+        mtu_bytes: int | None = None,
     ) -> None:
         link = self.link(name)
+        if mtu_bytes is not None:
+            link = replace(link, mtu_bytes=mtu_bytes)
         now_up = link.is_up if is_up is None else is_up
         carrier = link.has_carrier if has_carrier is None else has_carrier
         if link.is_up and not now_up:

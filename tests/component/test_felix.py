@@ -306,6 +306,27 @@ async def test_the_settings_of_the_agent_follow_the_configuration(tmp_path):
         assert not settings.ipv6_support
 
 
+async def test_the_mtu_of_the_uplinks_is_told_to_the_agent_and_written_down(world):
+    world.kernel.add_link("eth0", mtu_bytes=1450)
+    world.kernel.add_link("eth1", mtu_bytes=9000)
+    world.kernel.add_link("cali9", mtu_bytes=1280)
+    file = world.directory / "lib/mtu"
+    async with world.running():
+        await world.until(file.exists)
+        assert file.read_text() == "1450\n"
+        assert world.felix.programmer.settings().mtu_bytes == 1450
+        world.kernel.set_link("eth0", mtu_bytes=1400)
+        await world.until(lambda: world.felix.programmer.settings().mtu_bytes == 1400)
+        await world.until(lambda: file.read_text() == "1400\n")
+
+
+async def test_a_node_without_uplink_ends_where_the_mtu_is_required(tmp_path):
+    world = FelixWorld(tmp_path, FELIX_REQUIREMTUFILE="true")
+    async with world.running(in_sync=False):
+        await world.until(lambda: world.process._stopping.is_set())
+    assert world.exit_code == 1
+
+
 # ------------------------------------------------------------------------- configuration, reports
 
 

@@ -255,9 +255,9 @@ def test_a_bad_datastore_value_keeps_the_last_good_one():
 
 
 def test_a_changed_dataplane_parameter_asks_for_a_new_process_but_a_log_level_does_not():
-    changes = SCHEMA.changes(DEFAULTS, resolve(NFTablesMode="Disabled", LogSeverityScreen="debug"))
-    assert changes.restart == ("NFTablesMode",)
-    assert set(changes.changed) == {"nftables_mode", "log_severity_screen"}
+    changes = SCHEMA.changes(DEFAULTS, resolve(InterfacePrefix="tap", LogSeverityScreen="debug"))
+    assert changes.restart == ("InterfacePrefix",)
+    assert set(changes.changed) == {"interface_prefixes", "log_severity_screen"}
 
 
 def test_every_parameter_can_be_given_in_the_environment_and_dumped():

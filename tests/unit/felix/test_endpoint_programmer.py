@@ -75,6 +75,7 @@ class World:
         self.graph, self.ruleset = CalcGraph("here"), WantedRuleset()
         self.graph.on_status(SyncStatus.IN_SYNC)
         self.published = 0
+        self.mtu_bytes = 0
         for spec in (EGRESS_MAP, INGRESS_MAP):
             self.ruleset.want_set(spec)
             self.dispatch(spec, DISPATCHED, DISPATCHED)
@@ -84,6 +85,7 @@ class World:
             self.endpoints,  # type: ignore[arg-type]
             self.ruleset,
             self.publish,
+            lambda: self.mtu_bytes,
         )
         config = LiveConfig(SCHEMA).config
         self.programmer = FelixProgrammer(parts, "here", lambda: config, clock=self.clock)
@@ -201,3 +203,10 @@ def test_settings_come_from_the_configuration(world):
     settings = world.programmer.settings()
     assert (settings.node_name, settings.interface_prefix) == ("here", "cali")
     assert (settings.ipv6_support, settings.device_route_protocol) == (True, 3)
+
+
+def test_the_settings_name_the_mtu_of_the_uplinks_as_it_is_now(world):
+    """0: the CNI agent asks the kernel."""
+    assert world.programmer.settings().mtu_bytes == 0
+    world.mtu_bytes = 1450
+    assert world.programmer.settings().mtu_bytes == 1450

@@ -176,3 +176,11 @@ async def test_a_late_listener_hears_of_everything_known(world):
     world.monitor.add_listener(late)
     assert {name for name, _ in late.heard} == {"lo", "eth0"}
     assert set(world.monitor.dump()) == {"lo", "eth0"}
+
+
+async def test_a_changed_mtu_is_told(world):
+    world.listener.take()
+    world.kernel.set_link("eth0", mtu_bytes=1400)
+    world.follow()
+    ((name, state),) = world.listener.take()
+    assert (name, state.mtu_bytes) == ("eth0", 1400)

@@ -1,0 +1,81 @@
+"""felix.daemon_notices: what has no effect is said, by name and source, once."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from felix import daemon
+from felix.config import SCHEMA
+from felix.daemon_notices import InertNotices, inert_notices
+from libcalico.runtime.config import Layer, LiveConfig, Source
+
+ENVIRON = {"NODENAME": "n1", "ETCD_ENDPOINTS": "http://127.0.0.1:2379"}
+
+
+def live(**values: str) -> LiveConfig:
+    return LiveConfig(SCHEMA, [Layer(Source.ENVIRONMENT, values, "environment")])
+
+
+def test_only_what_somebody_has_set_is_named_with_its_source():
+    config = live(MaxIpsetSize="5", InterfacePrefix="tap")
+    config.set_layer(Layer(Source.DATASTORE_GLOBAL, {"XDPEnabled": "true", "Variant": "Calico"}))
+    assert inert_notices(config) == [
+        "datastore global: XDPEnabled: accepted, no effect yet",
+        "environment: MaxIpsetSize: accepted, no effect yet",
+    ]
+    assert inert_notices(live()) == []
+
+
+def test_each_is_said_once_and_again_when_it_comes_back(caplog):
+    config = live(MaxIpsetSize="5")
+    notices = InertNotices(config)
+
+    def said() -> int:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            notices.say()
+        return len(caplog.records)
+
+    assert [said(), said()] == [1, 0]
+    config.set_layer(Layer(Source.ENVIRONMENT, {}))
+    assert said() == 0
+    config.set_layer(Layer(Source.ENVIRONMENT, {"MaxIpsetSize": "5"}))
+    assert said() == 1
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *argv: str, **environ: str) -> int:
+    for name, value in {**ENVIRON, **environ}.items():
+        monkeypatch.setenv(name, value)
+    return daemon.main(argv)
+
+
+@pytest.mark.parametrize("command", ["run", "check-config"])
+@pytest.mark.parametrize(
+    ("variable", "value", "why"),
+    [
+        ("FELIX_NFTABLESMODE", "Disabled", "there is no iptables dataplane"),
+        ("FELIX_DATASTORETYPE", "kubernetes", "only etcdv3 is supported"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_at_start_in_one_line(
+    monkeypatch, capsys, tmp_path: Path, command, variable, value, why
+):
+    file = tmp_path / "felix.cfg"
+    file.write_text("")
+    code = run(monkeypatch, "-c", str(file), command, **{variable: value})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert code == 1
+    assert why in line
+    assert value in line
+
+
+def test_check_config_names_what_has_no_effect(monkeypatch, capsys, tmp_path: Path):
+    file = tmp_path / "felix.cfg"
+    file.write_text("RouteSource = WorkloadIPs\n")
+    assert run(monkeypatch, "-c", str(file), "check-config", FELIX_NFTABLESMODE="Auto") == 0
+    said = capsys.readouterr()
+    assert said.out == "configuration is good\n"
+    assert said.err == "calico-felix: file: RouteSource: accepted, no effect yet\n"
