@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,13 +34,14 @@ from calicoctl.node.settings import AddressChoice, NodeSettings, load
 from calicoctl.node.supervisor import Daemon, Supervisor
 from cni import install
 from libcalico.datastore.api import Datastore
-from libcalico.datastore.config import connect, from_environment
+from libcalico.datastore.config import ConnectionConfig, connect, for_daemon, to_file_text
 from libcalico.errors import ConfigError, SuiteError, Transient
 from libcalico.model import Node
-from libcalico.model.names import node_name
 from libcalico.net import Interface, parse_interface
-from libcalico.runtime import log, parse, paths
+from libcalico.runtime import log, nodename, parse, paths
 from libcalico.runtime.backoff import Backoff, Throttle
+from libcalico.runtime.debug import Dumps
+from libcalico.runtime.files import replace_file
 from libcalico.runtime.notify import Notifier
 from libcalico.runtime.version import VERSION
 
@@ -97,54 +99,76 @@ def _install_cni(bin_dir: Path, conf_dir: Path) -> int:
     return 0
 
 
-def resolve_node_name(environ: Mapping[str, str]) -> str:
-    """NODENAME, else what the last start wrote, else the host's name in lower case."""
-    named = environ.get("NODENAME", "").strip()
-    if named:
-        return named
-    try:
-        stored = (paths.lib_dir(environ) / "nodename").read_text().strip()
-    except OSError:
-        stored = ""
-    return stored or node_name(environ.get("HOSTNAME", "") or os.uname().nodename)
-
-
 async def run(environ: Mapping[str, str]) -> int:
     """Start up, supervise until SIGTERM or SIGINT. Errors: SuiteError."""
-    settings = load(environ, resolve_node_name(environ))
-    supervisor = Supervisor(daemons(settings, environ))
-    starting = asyncio.ensure_future(start_up(settings, environ))
+    settings = load(environ, nodename.resolve(environ))
+    connection = for_daemon(environ)
+    supervisor, notifier = Supervisor(daemons(settings, connection, environ)), Notifier(environ)
+    starting = asyncio.ensure_future(start_up(settings, connection, environ))
 
     def stop() -> None:
+        notifier.stopping()
         starting.cancel()
         supervisor.stop()
+
+    _handle_signals(supervisor, stop, log_dir=paths.log_dir(environ))
+    feeding = asyncio.ensure_future(_feed_watchdog(notifier))
+    try:
+        await asyncio.wait({starting})
+        if starting.cancelled():
+            LOG.info("stopped while starting", node=settings.node_name)
+            return 0
+        starting.result()
+        LOG.info("Calico node started successfully", node=settings.node_name)
+        notifier.ready(f"node {settings.node_name}")
+        await supervisor.run()
+        LOG.info("stopped", node=settings.node_name)
+    finally:
+        feeding.cancel()
+        await asyncio.wait({feeding})
+    return 0
+
+
+def _handle_signals(supervisor: Supervisor, stop: Callable[[], None], *, log_dir: Path) -> None:
+    """SIGHUP and SIGUSR1 go to every child (P4); SIGUSR1 also writes our own state."""
+    dumps = Dumps("calico-node")
+    dumps.register("daemons", supervisor.dump)
+
+    def dump() -> None:
+        supervisor.send_signal(signal.SIGUSR1)
+        try:
+            path = dumps.write(log_dir)
+        except ConfigError as err:
+            LOG.warning("state dump not written", error=err)
+        else:
+            LOG.info("state dump written", path=path)
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    for number in (signal.SIGHUP, signal.SIGUSR1):
-        loop.add_signal_handler(number, supervisor.send_signal, number)
-    try:
-        await starting
-    except asyncio.CancelledError:
-        LOG.info("stopped while starting", node=settings.node_name)
-        return 0
-    LOG.info("Calico node started successfully", node=settings.node_name)
-    notifier = Notifier(environ)
-    notifier.ready(f"node {settings.node_name}")
-    await supervisor.run()
-    LOG.info("stopped", node=settings.node_name)
-    return 0
+    loop.add_signal_handler(signal.SIGHUP, supervisor.send_signal, signal.SIGHUP)
+    loop.add_signal_handler(signal.SIGUSR1, dump)
 
 
-async def start_up(settings: NodeSettings, environ: Mapping[str, str]) -> None:
+async def _feed_watchdog(notifier: Notifier) -> None:
+    """As long as this event loop turns; each daemon's own health is the supervisor's business."""
+    interval_s = notifier.watchdog_interval_s
+    while interval_s is not None:
+        notifier.alive()
+        await asyncio.sleep(interval_s)
+
+
+async def start_up(
+    settings: NodeSettings, connection: ConnectionConfig, environ: Mapping[str, str]
+) -> None:
     """Everything before the daemons run. Waits for the datastore as long as it takes."""
-    datastore = connect(from_environment(environ))
+    datastore = connect(connection)
     try:
         await patiently(lambda: register(datastore, settings))
     finally:
         await datastore.close()
-    write_node_name(paths.lib_dir(environ) / "nodename", settings.node_name)
+    write_node_name(nodename.nodename_file(environ), settings.node_name)
+    write_connection(paths.cni_datastore_file(environ), connection)
 
 
 async def patiently(work: Callable[[], Awaitable[T]]) -> T:
@@ -218,15 +242,30 @@ def choose_address(
 
 def write_node_name(path: Path, name: str) -> None:
     """What the CNI plugin and the next start read (datamodel 1.7). Errors: ConfigError."""
+    _write(path, f"{name}\n", 0o644)
+
+
+def write_connection(path: Path, connection: ConnectionConfig) -> None:
+    """What the CNI plugin uses while felix is down. It runs in another folder, so relative places
+    of certificates are made absolute. Errors: ConfigError."""
+    files = ("etcd_key_file", "etcd_cert_file", "etcd_ca_cert_file")
+    given = {name: getattr(connection, name) for name in files if getattr(connection, name)}
+    places = {name: str(Path(value).absolute()) for name, value in given.items()}
+    _write(path, to_file_text(replace(connection, **places)), 0o600)
+
+
+def _write(path: Path, text: str, mode: int) -> None:
     try:
-        install.put(path, f"{name}\n".encode(), 0o644)
-    except ConfigError as err:
-        raise ConfigError("CALICO_LIB_DIR", str(path), err.reason) from err
+        replace_file(path, text.encode(), mode)
+    except OSError as err:
+        raise ConfigError("CALICO_LIB_DIR", str(path), err.strerror or str(err)) from err
 
 
-def daemons(settings: NodeSettings, environ: Mapping[str, str]) -> list[Daemon]:
+def daemons(
+    settings: NodeSettings, connection: ConnectionConfig, environ: Mapping[str, str]
+) -> list[Daemon]:
     """felix always; confd and the BGP speaker where BGP carries the routes."""
-    inherited = environment_for_daemons(settings, environ)
+    inherited = environment_for_daemons(settings, connection, environ)
     names = ["calico-felix"]
     if settings.has_bgp:
         names += ["calico-confd", "calico-bgp"]

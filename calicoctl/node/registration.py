@@ -27,6 +27,7 @@ import msgspec
 
 from calicoctl.node.settings import NodeSettings, PoolChoice
 from libcalico.datastore.api import Datastore
+from libcalico.datastore.config import ConnectionConfig, to_environment
 from libcalico.datastore.resources import ResourceClient
 from libcalico.errors import AlreadyExists, Fatal, NotFound, RevisionConflict
 from libcalico.model import (
@@ -48,6 +49,7 @@ CLUSTER_TYPE = "brindle"
 POOL_NAME = {4: "default-ipv4-ippool", 6: "default-ipv6-ippool"}
 PREFERRED_V4 = IPv4Network("192.168.0.0/16")
 _FALLBACKS_V4 = tuple(IPv4Network(f"172.{second}.0.0/16") for second in range(16, 32))
+SERVICE_VARIABLES = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
 _NODE_ADDRESS_TYPE = "CalicoNodeIP"
 
 
@@ -293,6 +295,11 @@ class Registrar:
         raise DuplicateAddress(*duplicate)
 
 
-def environment_for_daemons(settings: NodeSettings, environ: Mapping[str, str]) -> dict[str, str]:
-    """What the supervised daemons run with: ours, with the node name that start-up settled on."""
-    return {**environ, "NODENAME": settings.node_name}
+def environment_for_daemons(
+    settings: NodeSettings, connection: ConnectionConfig, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """What the supervised daemons run with: ours, with the node name and the datastore connection
+    that start-up settled on. The service manager's variables are ours alone: a child that said
+    READY or fed the watchdog would speak for the whole service."""
+    ours = {**to_environment(connection, environ), "NODENAME": settings.node_name}
+    return {name: value for name, value in ours.items() if name not in SERVICE_VARIABLES}

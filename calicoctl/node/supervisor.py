@@ -8,7 +8,8 @@ Layer: edge (processes). Used by calicoctl.node.main.
   P2  a child never outlives us, however we end: the kernel signals it (PR_SET_PDEATHSIG);
   P3  stop is SIGTERM to all at once, SIGKILL to what is left after the grace time; every child is
       reaped;
-  P4  SIGHUP and SIGUSR1 are passed on to every child.
+  P4  SIGHUP and SIGUSR1 are passed on to every child; one that has not come to handling them yet
+      ignores them, it is not ended by them.
 """
 
 from __future__ import annotations
@@ -128,10 +129,12 @@ class Supervisor:
 
 
 def _die_with(parent: int) -> Callable[[], None]:
-    """What runs in the child between fork and exec (P2)."""
+    """What runs in the child between fork and exec (P2, P4)."""
 
     def prepare() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        for number in (signal.SIGHUP, signal.SIGUSR1):  # P4: stays so over exec
+            signal.signal(number, signal.SIG_IGN)
         if os.getppid() != parent:  # it died before we asked to be told
             os._exit(1)
 

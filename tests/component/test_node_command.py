@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from calicoctl.node.registration import SERVICE_VARIABLES
+from libcalico.datastore.config import from_file
 from libcalico.testing.etcd import EtcdCluster
 from tests.support.etcd import ClusterFactory
 
@@ -23,12 +26,15 @@ WAIT_S = 30.0
 pytestmark = pytest.mark.etcd
 
 STAND_IN = """#!{python}
-import os, signal, sys, time
+import json, os, signal, sys, time
 name = os.path.basename(sys.argv[0])
 def note(text):
     with open({journal!r}, "a") as out:
         out.write(name + " " + text + "\\n")
-signal.signal(signal.SIGHUP, lambda number, frame: note("SIGHUP"))
+for number in (signal.SIGHUP, signal.SIGUSR1):
+    signal.signal(number, lambda number, frame: note(signal.Signals(number).name))
+with open({journal!r} + "." + name, "w") as out:
+    json.dump(dict(os.environ), out)
 note("start " + os.environ["NODENAME"])
 while True:
     time.sleep(60)
@@ -58,6 +64,7 @@ class Node:
             "CALICO_IPV4POOL_CIDR": "10.65.0.0/16",
             "CALICO_LIB_DIR": str(directory / "lib"),
             "CALICO_RUN_DIR": str(directory / "run"),
+            "CALICO_LOG_DIR": str(directory / "logs"),
             **environ,
         }
         code = LAUNCH.format(executable=str(bin_dir / "python"), call="sys.exit(main([]))")
@@ -68,6 +75,10 @@ class Node:
 
     def lines(self) -> list[str]:
         return self.journal.read_text().splitlines() if self.journal.exists() else []
+
+    def child_environment(self, name: str) -> dict[str, str]:
+        found: dict[str, str] = json.loads(Path(f"{self.journal}.{name}").read_text())
+        return found
 
     def logged(self) -> str:
         return (self.directory / "log").read_text()
@@ -138,6 +149,68 @@ def test_a_node_registers_and_runs_its_daemons_until_it_is_stopped(
     node.process.send_signal(signal.SIGHUP)
     node.until(lambda: sum(line.endswith("SIGHUP") for line in node.lines()) == 3)
     assert node.end() == 0
+
+
+def test_sigusr1_writes_our_state_and_asks_every_daemon_for_its_own(
+    etcd: EtcdCluster, make_node: NodeMaker
+):
+    node = make_node(etcd.endpoints[0])
+    node.wait_started()
+    node.until(lambda: len(node.lines()) == 3)
+    node.process.send_signal(signal.SIGUSR1)
+    node.until(lambda: sum(line.endswith("SIGUSR1") for line in node.lines()) == 3)
+    node.until(lambda: "state dump written" in node.logged())
+    (path,) = (node.directory / "logs").glob("calico-node-*.json")
+    assert path.stat().st_mode & 0o777 == 0o600
+    dump = json.loads(path.read_text())
+    assert set(dump["daemons"]) == {"calico-felix", "calico-confd", "calico-bgp"}
+    assert all(daemon["starts"] == 1 for daemon in dump["daemons"].values())
+
+
+def test_one_connection_for_all_processes_of_a_node_and_for_cni(
+    etcd: EtcdCluster, make_node: NodeMaker
+):
+    """However it was spelled: the daemons see one spelling, CNI a file only root can read."""
+    node = make_node(
+        "http://127.0.0.1:1",
+        CALICO_ETCD_ENDPOINTS=etcd.endpoints[0],
+        ETCD_USERNAME="",
+        ETCD_PASSWORD="p: #x",
+        ETCD_CA_CERT_FILE="",
+    )
+    node.wait_started()
+    node.until(lambda: len(node.lines()) == 3)
+    for name in ("calico-felix", "calico-confd", "calico-bgp"):
+        child = node.child_environment(name)
+        assert child["ETCD_ENDPOINTS"] == etcd.endpoints[0]
+        assert "CALICO_ETCD_ENDPOINTS" not in child
+    path = node.directory / "lib/cni-datastore.cfg"
+    assert path.stat().st_mode & 0o777 == 0o600
+    found = from_file(path)
+    assert found.etcd_endpoints == etcd.endpoints[0]
+    assert found.etcd_password == "p: #x"
+
+
+def test_the_service_manager_hears_from_us_and_from_no_child(
+    etcd: EtcdCluster, make_node: NodeMaker, tmp_path: Path
+):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(WAIT_S)
+        node = make_node(
+            etcd.endpoints[0], NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="200000"
+        )
+        heard = []
+        while not ("READY=1" in heard and heard.count("WATCHDOG=1") >= 5):
+            heard.append(manager.recv(4096).decode().splitlines()[0])
+        node.until(lambda: len(node.lines()) == 3)
+        for name in ("calico-felix", "calico-confd", "calico-bgp"):
+            assert not SERVICE_VARIABLES & set(node.child_environment(name))
+        node.process.send_signal(signal.SIGTERM)
+        while "STOPPING=1" not in heard:
+            heard.append(manager.recv(4096).decode())
+        assert node.end() == 0
+        assert heard.count("READY=1") == 1
 
 
 @pytest.mark.parametrize("backend", ["none", "vxlan"])

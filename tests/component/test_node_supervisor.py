@@ -123,6 +123,23 @@ async def test_hup_and_usr1_reach_every_daemon(tmp_path: Path):
         assert all(len(starts(journal)) == 1 for journal in journals)
 
 
+async def test_a_daemon_that_does_not_handle_signals_yet_is_not_ended_by_them(tmp_path: Path):
+    journal = tmp_path / "a"
+    early = "import os, sys\nopen(sys.argv[1], 'a').write(f'start {os.getpid()}\\n')\n"
+    early += "sys.stdin = open(sys.argv[1] + '.go')\nsys.stdin.read()\n"
+    os.mkfifo(f"{journal}.go")
+    supervisor = Supervisor([daemon(journal, early + RUN)])
+    async with running(supervisor):
+        await until(lambda: starts(journal))
+        supervisor.send_signal(signal.SIGHUP)
+        supervisor.send_signal(signal.SIGUSR1)
+        (tmp_path / "a.go").write_text("")  # now it goes on and comes to its handlers
+        await until(lambda: len(starts(journal)) == 2)
+        supervisor.send_signal(signal.SIGHUP)
+        await until(lambda: "SIGHUP" in lines(journal))
+    assert len(set(starts(journal))) == 1
+
+
 async def test_a_daemon_that_does_not_end_is_killed(tmp_path: Path):
     journal = tmp_path / "a"
     supervisor = Supervisor([daemon(journal, STUBBORN)], grace_s=0.3)
