@@ -1,4 +1,4 @@
-"""ADD: addresses, wire, policy, record; and all of it undone when any step fails.
+"""ADD: addresses, wire, then policy and record; and all of it undone when any step fails.
 
 Layer: edge. Used by cni.agent. The steps and their order are cni.ports'. Each step that leaves
 something behind pushes what undoes it on a stack; success clears the stack.
@@ -29,6 +29,7 @@ from cni.results import Interface, IPConfig, Result
 from cni.skel import CniError, Code, Request
 from cni.veth import HOST_MAC, PodWire, host_cidr
 from libcalico.errors import AlreadyExists, Conflict, NotFound, SuiteError
+from libcalico.model import WorkloadEndpoint
 from libcalico.runtime import log
 
 LOG = log.get(__name__)
@@ -120,8 +121,8 @@ class AddOperation:
             made = await _in_thread(lambda: veth.create(wire))
             endpoint = build(workload, conf, addresses=assigned, mac=made.mac)
             undo.append(lambda: self.programmer.retract(workload.key))
-            await self.programmer.program(workload.key, endpoint)
-            revision = await self.store.save(endpoint, existing)
+            undo.append(lambda: self._forget(workload))
+            revision = await self._program_and_record(workload, endpoint, existing)
             await self.programmer.confirm(workload.key, revision)
         except (AlreadyExists, Conflict, NotFound) as err:
             await _undo_all(undo, workload)
@@ -138,6 +139,27 @@ class AddOperation:
             addresses=" ".join(assigned),
         )
         return _result(wire, mac=made.mac, mtu_bytes=made.mtu_bytes)
+
+    async def _program_and_record(
+        self, workload: Workload, endpoint: WorkloadEndpoint, existing: Stored | None
+    ) -> int:
+        """Kernel and datastore at once: neither waits for the other, the answer for both."""
+        programmed, revision = await asyncio.gather(
+            self.programmer.program(workload.key, endpoint),
+            self.store.save(endpoint, existing),
+            return_exceptions=True,
+        )
+        for outcome in (programmed, revision):
+            if isinstance(outcome, BaseException):
+                raise outcome
+        assert isinstance(revision, int)
+        return revision
+
+    async def _forget(self, workload: Workload) -> None:
+        """Remove the record of this container, if it came to one."""
+        for stored in await self.store.find(workload):
+            if stored.key == workload.key and stored.container_id == workload.container_id:
+                await self.store.delete(stored)
 
 
 def existing_handle(request: Request) -> str:

@@ -6,6 +6,7 @@ only what the plugin itself may set is set, and an update keeps what others have
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -184,7 +185,8 @@ class EndpointStore:
                 complete, revision = await self._create(key, endpoint)
             else:
                 complete, revision = await self._take_over(key, endpoint, existing)
-        except Transient:
+        except (Transient, asyncio.CancelledError):
+            # It may have been written all the same.
             if self._facts is not None:
                 self._facts.local.note_uncertain(key)
             raise

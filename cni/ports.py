@@ -7,8 +7,9 @@ Life of an ADD, and who owns which step:
   1  agent    parse, validate, find or allocate addresses (ipam), make the veth pair
   2  felix    `program(key, endpoint)`: the endpoint goes straight into the calc graph; the call
               returns when the route AND the policy of the endpoint are in the kernel
-  3  agent    writes the WorkloadEndpoint to the datastore, answers the runtime
-  Any failure after 1 undoes 3, 2, 1 in that order: `retract(key)`, veth, addresses.
+  2' agent    meanwhile writes the WorkloadEndpoint to the datastore
+  3  agent    answers the runtime, when both are done
+  Any failure after 1 undoes in reverse: the record, `retract(key)`, veth, addresses.
 
 P1  until the datastore's echo of the written WorkloadEndpoint arrives, the programmed endpoint
     stands; a syncer re-list that does not show it yet must not remove it. `confirm(key, revision)`
