@@ -79,8 +79,9 @@ class Oracle:
         left = [c for c in self.candidates(network) if self._is_usable(c)]
         if not left:
             return []
-        left = _least(left, lambda c: 0 if c.kind else 1)
+        left = _least(left, lambda c: 0 if c.kind == "configured" else 1)
         left = _least(left, lambda c: -_preference(c.attributes))
+        left = _least(left, lambda c: 0 if c.kind else 1)
         left = _least(left, lambda c: _length(c.attributes))
         left = _least(left, lambda c: c.attributes.origin)
         left = [c for c in left if not any(_beats_by_med(other, c) for other in left)]

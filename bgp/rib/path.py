@@ -66,8 +66,10 @@ class LocalRoute:
     blackhole: bool = False
 
 
-# rank: lower is better. (0 for our own, -local_pref, AS path length, origin)
-Rank = tuple[int, int, int, int]
+# rank: lower is better. (0 for our blocks and services, -local_pref, 0 for our own, AS path length,
+# origin): a workload that migrates away is announced elsewhere with an elevated priority, and then
+# that path beats the one of the workload still here.
+Rank = tuple[int, int, int, int, int]
 # tie: (originator or router id, cluster list length, peer address)
 Tie = tuple[bytes, int, tuple[int, bytes]]
 
@@ -107,7 +109,10 @@ class Path:
         if preference is None:
             preference = DEFAULT_LOCAL_PREF
         length = as_path_length(attributes.as_path)
-        self.rank: Rank = (int(local is None), -preference, length, attributes.origin)
+        is_configured = local is not None and local.kind != "workload"
+        is_learned = int(local is None)
+        origin = attributes.origin
+        self.rank: Rank = (int(not is_configured), -preference, is_learned, length, origin)
         self.med = attributes.med or 0
         self.neighbour_as = neighbour_as(attributes.as_path)
         self.is_external = not source.is_ibgp

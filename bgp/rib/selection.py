@@ -3,9 +3,9 @@
 Layer: pure. Used by bgp.rib.rib for every prefix that changed.
 
 The steps, each keeping only the best of what the step before left:
-    our own route; LOCAL_PREF high; AS path short; ORIGIN low; MED low among paths of one neighbour
-    AS; external before internal; originator or router id low; cluster list short (RFC 4456 9);
-    peer address low.
+    our own block or service; LOCAL_PREF high; our own workload; AS path short; ORIGIN low; MED low
+    among paths of one neighbour AS; external before internal; originator or router id low; cluster
+    list short (RFC 4456 9); peer address low.
 The set before the router id is compared is what traffic may be shared over (ECMP). The steps work
 on sets, so the answer does not depend on the order of arrival (MEDs of different neighbours make
 a pairwise order impossible).

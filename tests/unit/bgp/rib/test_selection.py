@@ -27,11 +27,21 @@ def seq(*asns: int) -> tuple[Segment, ...]:
     return (Segment(AS_SEQUENCE, asns),)
 
 
+NORMAL = 2**31 - 1 - 1024
+
 # Better first; the second wins every later step, so the named step decides.
 STEPS = {
-    "own route": (
+    "own block": (
         Path(LOCAL, PathAttributes(local_pref=1), local=LocalRoute("block")),
         path(2, local_pref=900),
+    ),
+    "own workload": (
+        Path(LOCAL, PathAttributes(local_pref=NORMAL, origin=2), local=LocalRoute("workload")),
+        path(2, local_pref=NORMAL),
+    ),
+    "a workload that migrates away": (
+        path(9, local_pref=NORMAL + 512, as_path=seq(1)),
+        Path(LOCAL, PathAttributes(local_pref=NORMAL), local=LocalRoute("workload")),
     ),
     "local preference": (path(9, local_pref=200, as_path=seq(1, 2)), path(2, local_pref=100)),
     "default preference is 100": (path(9, as_path=seq(1, 2)), path(2, local_pref=99)),
