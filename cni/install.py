@@ -5,13 +5,18 @@ Layer: edge (files). Used by `calico-node install-cni`.
   N1  every file appears whole: written beside its place without a .conf or .conflist suffix (a
       runtime watches the folder), then renamed;
   N2  a configuration that is not ours is never touched; ours is recognised by its file name;
-  N3  installing what is installed already changes nothing, not even a time stamp.
+  N3  installing what is installed already changes nothing, not even a time stamp;
+  N4  where a C compiler is installed the executables are cni/client.c and the Python client stands
+      behind them in `<lib_dir>/cni-client`; everywhere else the Python client is the executable.
+      CALICO_CNI_CLIENT=python or c decides otherwise (c: a missing compiler is an error).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -22,7 +27,9 @@ EXECUTABLES = ("calico", "calico-ipam")
 CONFLIST = "10-calico.conflist"
 NETWORK_NAME = "k8s-pod-network"
 CNI_VERSION = "1.0.0"
+COMPILER_TIMEOUT_S = 60.0
 _CLIENT = Path(__file__).with_name("client.py")
+_C_CLIENT = Path(__file__).with_name("client.c")
 # Parts of the client's text that are replaced; asserted to be there, so a rename cannot slip by.
 _SOCKET_LINE = 'SOCKET = b"/var/run/calico/cni.sock"'
 _PYTHON_LINE = 'STANDALONE_PYTHON = ""'
@@ -71,12 +78,47 @@ def default_conflist(
 def install(
     bin_dir: Path, conf_dir: Path | None, *, socket_path: Path, lib_dir: Path, conflist: bytes
 ) -> list[Path]:
-    """Returns the files that changed. Errors: ConfigError when a folder cannot be written."""
-    client = render_client(socket_path, sys.executable, lib_dir=lib_dir)
-    changed = [bin_dir / name for name in EXECUTABLES if put(bin_dir / name, client, 0o755)]
+    """Returns the files that changed. Errors: ConfigError when a folder cannot be written, or the
+    C client was asked for and cannot be built."""
+    python_client = render_client(socket_path, sys.executable, lib_dir=lib_dir)
+    behind = lib_dir / "cni-client"
+    executable = _c_client(socket_path, behind)
+    wanted = {bin_dir / name: executable or python_client for name in EXECUTABLES}
+    if executable is not None:
+        wanted |= {behind / name: python_client for name in EXECUTABLES}
+    changed = [path for path, data in wanted.items() if put(path, data, 0o755)]
     if conf_dir is not None and put(conf_dir / CONFLIST, conflist, 0o644):
         changed.append(conf_dir / CONFLIST)
     return changed
+
+
+def _c_client(socket_path: Path, behind: Path) -> bytes | None:
+    """The built client; None when the Python one is to be used (N4)."""
+    choice = os.environ.get("CALICO_CNI_CLIENT", "auto")
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if choice == "python" or (choice != "c" and compiler is None):
+        return None
+    if compiler is None:
+        raise ConfigError("environment", "CALICO_CNI_CLIENT", "there is no C compiler", choice)
+    with tempfile.TemporaryDirectory() as folder:
+        built = Path(folder) / "client"
+        command = [compiler, "-O2", "-s", "-Wl,--build-id=none", str(_C_CLIENT), "-o", str(built)]
+        command += [f"-DSOCKET_PATH={_c_string(socket_path)}"]
+        command += [f"-DPYTHON_CLIENTS={_c_string(behind)}"]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=COMPILER_TIMEOUT_S, check=False
+        )
+        if done.returncode == 0:
+            return built.read_bytes()
+        if choice == "c":
+            reason = done.stderr.strip().splitlines()[-1:] or ["the compiler failed"]
+            raise ConfigError("environment", "CALICO_CNI_CLIENT", reason[0], choice)
+        # A compiler without headers: what works without one works here too.
+        return None
+
+
+def _c_string(path: Path) -> str:
+    return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def put(path: Path, data: bytes, mode: int) -> bool:

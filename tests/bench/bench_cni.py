@@ -1,8 +1,9 @@
 """CNI: start of the executable, and one whole ADD with address, route and policy in place.
 
-`cni-exec`  exec of the installed client to the first byte on the agent's socket, beside
+`cni-exec`  exec of the Python client to the first byte on the agent's socket, beside
             `python3 -c pass` of the same interpreter.
-`cni-add`   one ADD on a node of a lab (real etcd, calico-node), beside Debian's `ptp` with
+`cni-add`   (the executable that install-cni made here: the C client where there is a compiler) and
+`cni-add-python` (the Python client, what machines without a compiler run): one ADD on a node of a lab (real etcd, calico-node), beside Debian's `ptp` with
             `host-local` in the same namespace and the same run. p50 of 50, one at a time, taken in
             turns so that both see the same machine.
 """
@@ -29,7 +30,7 @@ from deploy.lab import shell
 from deploy.lab.cluster import Cluster, destroy, up
 from deploy.lab.topology import Options
 
-NAMES = ("cni-exec", "cni-add")
+NAMES = ("cni-exec", "cni-add", "cni-add-python")
 RUNS = 50
 EXEC_LIMIT_MS = 25.0
 ADD_LIMIT_RATIO = 1.5
@@ -42,8 +43,8 @@ def run(only: set[str]) -> list[dict[str, Any]]:
     entries = []
     if "cni-exec" in wanted:
         entries.append(exec_to_first_byte())
-    if "cni-add" in wanted:
-        entries.append(one_add())
+    if wanted & {"cni-add", "cni-add-python"}:
+        entries += one_add()
     return entries
 
 
@@ -54,7 +55,8 @@ def exec_to_first_byte() -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp(prefix="brn-bench-"))
     try:
         place = folder / "cni.sock"
-        install.install(folder, None, socket_path=place, lib_dir=Path("/nonexistent"), conflist=b"")
+        (folder / "calico").write_bytes(install.render_client(place, "", lib_dir=folder))
+        (folder / "calico").chmod(0o755)
         with contextlib.closing(socket.socket(socket.AF_UNIX)) as listener:
             listener.bind(str(place))
             listener.listen(8)
@@ -88,28 +90,38 @@ def _first_byte(client: Path, listener: socket.socket) -> float:
 # --- cni-add --------------------------------------------------------------------------------------
 
 
-def one_add() -> dict[str, Any]:
+def one_add() -> list[dict[str, Any]]:
     if not (REFERENCE_PLUGINS / "ptp").exists():
         raise RuntimeError(f"{REFERENCE_PLUGINS}/ptp is missing: no baseline")
     cluster = up("bench", Options(nodes=1))
     try:
-        ours, theirs = [], []
+        installed, python = _clients(cluster)
+        plugins = (installed, python, _reference(cluster))
+        taken: list[list[float]] = [[], [], []]
         for _ in range(RUNS):
-            ours.append(_timed_add(cluster, _ours(cluster)))
-            theirs.append(_timed_add(cluster, _reference(cluster)))
+            for plugin, times in zip(plugins, taken, strict=True):
+                times.append(_timed_add(cluster, plugin))
     finally:
         destroy("bench")
     baseline = "ptp + host-local (Debian), same namespace"
-    return _entry("cni-add", ours, baseline, theirs, limit=ADD_LIMIT_RATIO, is_absolute=False)
+    return [
+        _entry(name, ours, baseline, taken[2], limit=ADD_LIMIT_RATIO, is_absolute=False)
+        for name, ours in (("cni-add", taken[0]), ("cni-add-python", taken[1]))
+    ]
 
 
 Plugin = tuple[Path, str, dict[str, Any]]
 
 
-def _ours(cluster: Cluster) -> Plugin:
+def _clients(cluster: Cluster) -> tuple[Plugin, Plugin]:
+    """The installed executable, and the Python client (the same file without a compiler)."""
     home = cluster.state.node_directory("node1")
     conf = {**CONF, "type": "calico", "ipam": {"type": "calico-ipam"}}
-    return home / "cni/bin/calico", str(home / "cni/bin"), conf
+    installed = home / "cni/bin/calico"
+    behind = home / "lib/cni-client/calico"
+    python = behind if behind.exists() else installed
+    path = str(home / "cni/bin")
+    return (installed, path, conf), (python, path, conf)
 
 
 def _reference(cluster: Cluster) -> Plugin:

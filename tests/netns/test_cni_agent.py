@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,16 @@ from tests.support.netns import Namespace, NamespaceSet
 POD_ARGS = "IgnoreUnknown=1;K8S_POD_NAMESPACE=prod;K8S_POD_NAME=web"
 ENDPOINTS = "/calico/resources/v3/projectcalico.org/workloadendpoints/"
 POD_KEY = ResourceKey("WorkloadEndpoint", "node--1-k8s-web-eth0", "prod")
+
+
+@pytest.fixture(params=["python", "c"], autouse=True)
+def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both executables pass the same tests; a machine without a compiler has only the first."""
+    if request.param == "c" and not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        monkeypatch.setenv("CALICO_CNI_CLIENT", "python")
+    else:
+        monkeypatch.setenv("CALICO_CNI_CLIENT", request.param)
+    return request.param
 
 
 @pytest.fixture

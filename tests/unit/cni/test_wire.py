@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from cni import client, install
 from cni.skel import Answer, Invocation
 from cni.wire import MAX_PART_BYTES, RequestReader, pack_answer, pack_request, parse_answer
-from libcalico.errors import WireError
+from libcalico.errors import ConfigError, WireError
 
 INVOCATION = Invocation("calico", {"CNI_COMMAND": "ADD", "CNI_ARGS": "A=b=c"}, b'{"x": "\xc3"}')
 
@@ -86,7 +87,13 @@ def test_the_installed_client_carries_its_socket_and_compiles(tmp_path):
     compile(text, "calico", "exec")
 
 
-def test_installing_twice_changes_nothing_and_leaves_other_files_alone(tmp_path):
+@pytest.mark.parametrize(("client", "files"), [("python", 3), ("auto", None)])
+def test_installing_twice_changes_nothing_and_leaves_other_files_alone(
+    tmp_path, monkeypatch, client, files
+):
+    monkeypatch.setenv("CALICO_CNI_CLIENT", client)
+    has_compiler = any(map(shutil.which, ("cc", "gcc", "clang")))
+    files = files or (5 if has_compiler else 3)
     bin_dir, conf_dir = tmp_path / "bin", tmp_path / "net.d"
     conf_dir.mkdir()
     (conf_dir / "05-mine.conflist").write_text("mine")
@@ -95,7 +102,7 @@ def test_installing_twice_changes_nothing_and_leaves_other_files_alone(tmp_path)
         "lib_dir": tmp_path / "lib",
         "conflist": install.default_conflist(),
     }
-    assert len(install.install(bin_dir, conf_dir, **arguments)) == 3
+    assert len(install.install(bin_dir, conf_dir, **arguments)) == files
     before = {path: path.stat().st_mtime_ns for path in bin_dir.iterdir()}
     assert install.install(bin_dir, conf_dir, **arguments) == []
     assert before == {path: path.stat().st_mtime_ns for path in bin_dir.iterdir()}
@@ -105,3 +112,12 @@ def test_installing_twice_changes_nothing_and_leaves_other_files_alone(tmp_path)
         "10-calico.conflist",
     ]
     assert (bin_dir / "calico").stat().st_mode & 0o777 == 0o755
+
+
+def test_a_c_client_that_cannot_be_built_is_an_error_only_when_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    arguments = {"socket_path": tmp_path / "s", "lib_dir": tmp_path, "conflist": b""}
+    assert install.install(tmp_path / "bin", None, **arguments)
+    monkeypatch.setenv("CALICO_CNI_CLIENT", "c")
+    with pytest.raises(ConfigError, match="no C compiler"):
+        install.install(tmp_path / "bin", None, **arguments)
