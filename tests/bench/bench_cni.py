@@ -1,11 +1,12 @@
 """CNI: start of the executable, and one whole ADD with address, route and policy in place.
 
-`cni-exec`  exec of the Python client to the first byte on the agent's socket, beside
-            `python3 -c pass` of the same interpreter.
-`cni-add`   (the executable that install-cni made here: the C client where there is a compiler) and
-`cni-add-python` (the Python client, what machines without a compiler run): one ADD on a node of a lab (real etcd, calico-node), beside Debian's `ptp` with
-            `host-local` in the same namespace and the same run. p50 of 50, one at a time, taken in
-            turns so that both see the same machine.
+`cni-exec`        exec of the Python client to the first byte on the agent's socket, beside
+                  `python3 -c pass` of the same interpreter.
+`cni-add`         one ADD on a node of a lab (real etcd, calico-node) with the executable that
+                  install-cni made here: the C client where there is a compiler.
+`cni-add-python`  the same with the Python client, which machines without a compiler run.
+Both stand beside Debian's `ptp` with `host-local` in the same namespace and the same run; p50 of
+50, one at a time, taken in turns so that all see the same machine.
 """
 
 from __future__ import annotations
