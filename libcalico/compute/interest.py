@@ -148,20 +148,18 @@ class Interest(Generic[S]):
             reached = presences = 0
             for term in clause:
                 reached += len(self._by_term.get(term, ()))
-                presences += term.value is None
+                presences += term[1] is None
             if least is None or (reached, presences) < least:
                 best, least = clause, (reached, presences)
         return best
 
     def _reachable(self, old: Labels, new: Labels) -> Iterator[set[Entry[S]]]:
         yield self._unrestricted
-        terms = dict.fromkeys(Term(*pair) for labels in (old, new) for pair in labels.items())
-        for term in terms:
-            if term in self._by_term:
-                yield self._by_term[term]
-        for label in old.keys() | new.keys():
-            if (label, None) in self._by_term:
-                yield self._by_term[Term(label)]
+        terms: set[Term] = {*old.items(), *new.items()}
+        terms.update((label, None) for label in old)
+        terms.update((label, None) for label in new)
+        for term in terms & self._by_term.keys():
+            yield self._by_term[term]
 
     def _flipped(self, old: Labels, new: Labels) -> Iterator[set[Entry[S]]]:
         for label in old.keys() | new.keys():

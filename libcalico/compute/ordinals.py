@@ -10,8 +10,8 @@ one that matches half of them must be. `universe` is one more than the highest o
 Invariants:
   O1  a function that changes a set may do so in place and returns what to keep: always store the
       result, never keep the argument;
-  O2  dense once `universe` makes a bitmap the smaller form (plus slack); a bitmap that loses
-      members stays one until it is empty, so that a set near the border does not flap.
+  O2  a set turns into a bitmap where that is the smaller form; a bitmap that loses members stays
+      one until it is empty, and one just computed until half of that: listing it costs time too.
 
 Source: design.md 4.1; the two forms are those of roaring bitmaps, with one container.
 """
@@ -54,8 +54,8 @@ def to_bits(ordinals: Ordinals, universe: int) -> int:
 
 
 def of_bits(bits: int, universe: int) -> Ordinals:
-    """The form that suits a bitmap just computed."""
-    if bits.bit_count() > sparse_limit(universe):
+    """The form that suits a bitmap just computed. Near the border it stays as it is (O2)."""
+    if bits.bit_count() > sparse_limit(universe) // 2:
         return bits
     return set(_listed(bits))
 

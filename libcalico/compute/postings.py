@@ -22,13 +22,14 @@ from collections.abc import Callable, Iterable, Mapping, Set
 
 from libcalico.compute import ordinals as ordinal_sets
 from libcalico.compute.ordinals import Ordinals
-from libcalico.selector import Clause, Selector, ast
+from libcalico.selector import Clause, Selector, Term, ast
 
 Labels = Mapping[str, str]
 
 _NO_LABELS: Labels = {}
 _NO_MOVES: Mapping[str, list[int]] = {}
 _NOBODY: set[int] = set()
+_NO_POSTINGS: Mapping[str, Ordinals] = {}
 # So many bitmaps may be remembered; then all are forgotten.
 _REMEMBERED = 256
 
@@ -139,6 +140,7 @@ class Postings:
         self._labels: dict[str, _Label] = {}
         # Bitmaps of nodes that look through many values; good until the next batch.
         self._remembered: dict[ast.Leaf, int] = {}
+        self._octets: dict[Term, bytes] = {}
         self.everyone = 0
         self.universe = 0
 
@@ -157,6 +159,7 @@ class Postings:
         """Take over one batch. `universe` includes the ordinals of the newborn."""
         self.universe = universe
         self._remembered.clear()
+        self._octets.clear()
         if moves.was_born:
             self.everyone |= ordinal_sets.bits_of(moves.was_born, universe)
         if moves.was_lost:
@@ -210,15 +213,15 @@ class Postings:
         """Those of a few candidates that `node` is true of, as a new set."""
         match node:
             case ast.Equal(label, value):
-                return _both(candidates, self._posting(label, value))
+                return self._both(candidates, label, value)
             case ast.And(operands):
                 for operand in operands:
                     candidates = self._among(operand, candidates, labels_of)
                 return candidates
             case ast.Has(label):
-                return _both(candidates, self._posting(label, None))
+                return self._both(candidates, label, None)
             case ast.NotEqual(label, value):
-                return candidates - _both(candidates, self._posting(label, value))
+                return candidates - self._both(candidates, label, value)
             case ast.Or(operands):
                 parts = [self._among(operand, candidates, labels_of) for operand in operands]
                 return set().union(*parts)
@@ -226,6 +229,19 @@ class Postings:
                 return candidates - self._among(operand, candidates, labels_of)
             case _:
                 return {o for o in candidates if node.evaluate(labels_of(o))}
+
+    def _both(self, candidates: set[int], label: str, value: str | None) -> set[int]:
+        posting = self._posting(label, value)
+        if isinstance(posting, set):
+            return candidates & posting
+        octets = self._octets.get((label, value))
+        if octets is None:
+            # One conversion, then a byte a candidate: shifting would copy the bitmap every time.
+            if len(self._octets) >= _REMEMBERED:
+                self._octets.clear()
+            octets = self._octets[label, value] = ordinal_sets.octets(posting)
+        end = len(octets) << 3
+        return {o for o in candidates if o < end and octets[o >> 3] >> (o & 7) & 1}
 
     def _bits(self, node: ast.Node) -> int:
         match node:
@@ -271,15 +287,15 @@ class Postings:
 
     def _any_of(self, label: str, values: Iterable[str]) -> int:
         kept = self._labels.get(label)  # None: `in {}` names a label without needing it
-        by_value = (kept.by_value if kept else None) or {}
+        by_value = (kept.by_value if kept else None) or _NO_POSTINGS
         return _union([by_value[value] for value in values if value in by_value], self.universe)
 
     def _intersection(self, operands: tuple[ast.Node, ...]) -> int:
-        bits = self.everyone
-        for operand in operands:
-            bits &= self._bits(operand)
+        bits = self._bits(operands[0])
+        for operand in operands[1:]:
             if not bits:
                 break
+            bits &= self._bits(operand)
         return bits
 
     def check(self, labels_by_ordinal: Mapping[int, Labels]) -> None:
@@ -295,12 +311,3 @@ class Postings:
             for value, posting in kept.by_value.items():
                 right = {o for o, held in having.items() if held == value}
                 assert set(ordinal_sets.iterate(posting)) == right, (label, value)
-
-
-def _both(candidates: set[int], posting: Ordinals) -> set[int]:
-    if isinstance(posting, set):
-        return candidates & posting
-    # One conversion, then a byte a candidate: shifting the bitmap would copy it every time.
-    octets = ordinal_sets.octets(posting)
-    end = len(octets) << 3
-    return {o for o in candidates if o < end and octets[o >> 3] >> (o & 7) & 1}

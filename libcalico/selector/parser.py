@@ -32,7 +32,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
+
+from msgspec import Struct
 
 from libcalico.errors import SelectorSyntaxError
 from libcalico.selector import ast
@@ -71,7 +73,7 @@ class Kind(enum.Enum):
     EOF = "TokEOF"
 
 
-class Token(NamedTuple):
+class Token(Struct, frozen=True, gc=False):
     kind: Kind
     value: str
     position: int

@@ -20,14 +20,8 @@ from typing import NamedTuple
 
 from libcalico.selector import ast
 
-
-class Term(NamedTuple):
-    """`label == value`, or `has(label)` when value is None."""
-
-    label: str
-    value: str | None = None
-
-
+# (label, value): `label == value`, or `has(label)` when value is None. Plain, as there are many.
+Term = tuple[str, str | None]
 Clause = frozenset[Term]
 
 _NEVER: tuple[Clause, ...] = (frozenset(),)
@@ -91,15 +85,15 @@ def _required(node: ast.Node, wanted: bool) -> tuple[Clause, ...]:
         case ast.Or(operands):
             return _disjunction(operands, wanted) if wanted else _conjunction(operands, wanted)
         case ast.Equal(label, value):
-            return _one_of({Term(label, value)}) if wanted else _ANYTHING
+            return _one_of({(label, value)}) if wanted else _ANYTHING
         case ast.NotEqual(label, value):
-            return _ANYTHING if wanted else _one_of({Term(label, value)})
+            return _ANYTHING if wanted else _one_of({(label, value)})
         case ast.In(label, values):
-            return _one_of({Term(label, value) for value in values}) if wanted else _ANYTHING
+            return _one_of({(label, value) for value in values}) if wanted else _ANYTHING
         case ast.NotIn(label, values):
-            return _ANYTHING if wanted else _one_of({Term(label, value) for value in values})
+            return _ANYTHING if wanted else _one_of({(label, value) for value in values})
         case ast.Has(label) | ast.Contains(label) | ast.StartsWith(label) | ast.EndsWith(label):
-            return _one_of({Term(label)}) if wanted else _ANYTHING
+            return _one_of({(label, None)}) if wanted else _ANYTHING
         case ast.All() | ast.Global():
             return _ANYTHING if wanted else _NEVER
 
@@ -129,4 +123,4 @@ def _disjunction(operands: tuple[ast.Node, ...], wanted: bool) -> tuple[Clause, 
 
 def _breadth(clause: Clause) -> tuple[int, int]:
     """Fewer has() terms first, then fewer terms: a value is shared by fewer endpoints."""
-    return sum(term.value is None for term in clause), len(clause)
+    return sum(value is None for _, value in clause), len(clause)

@@ -8,7 +8,7 @@ from libcalico.selector import Term, parse
 
 
 def terms(*pairs: tuple[str, str | None]) -> frozenset[Term]:
-    return frozenset(Term(*pair) for pair in pairs)
+    return frozenset(pairs)
 
 
 ROWS = [
