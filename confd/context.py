@@ -3,29 +3,45 @@
 Layer: pure. Used by confd.daemon (which renders it) and tests. The same context serves every
 template set, so that one engine's configuration never says something else than another's.
 
-Invariant: equal datastore content gives an equal context, and so byte-identical files.
+  X1  equal datastore content gives an equal context, and so byte-identical files;
+  X2  an object that makes no sense costs itself and a warning, never the pass;
+  X3  a filter rule that is not understood rejects everything that comes to it: what it would let
+      through nobody can know.
 """
 
 from __future__ import annotations
 
 import hashlib
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from confd.filters import check_community, sound_filter
 from confd.peers import DEFAULT_AS, PeerCalculator, Secrets, Session
 from confd.view import DatastoreView
-from libcalico.model import BGPConfiguration, BGPFilter, IPPool
-from libcalico.model.bgp import BGPConfigurationSpec
+from libcalico.model import BGPConfiguration, IPPool
+from libcalico.model import speaker as speaker_file
+from libcalico.model.bgp import (
+    BGPConfigurationSpec,
+    PrefixAdvertisement,
+    ServiceClusterIPBlock,
+    ServiceExternalIPBlock,
+    ServiceLoadBalancerIPBlock,
+)
 from libcalico.model.speaker import (
     Filter,
     KernelExport,
     LocalBlock,
     PeerOptions,
     PoolExport,
-    PrefixAdvertisement,
     SpeakerConfig,
 )
+from libcalico.net import Network
+
+T = TypeVar("T")
+R = TypeVar("R")
+ServiceBlock = ServiceClusterIPBlock | ServiceExternalIPBlock | ServiceLoadBalancerIPBlock
 
 DEFAULT_METRIC = 1024
 BGP_ROUTE_PROTOCOL = 186
@@ -63,11 +79,11 @@ def build(view: DatastoreView, identity: NodeIdentity, secrets: Secrets) -> BgpC
     default = _spec(view.bgp_configuration("default"))
     own = _spec(view.bgp_configuration(f"node.{identity.name}"))
     sessions = calculator.sessions()
+    warnings = calculator.warnings
     router_id = router_id_of(identity, me.ipv4)
     is_bound = (own.bind_mode or default.bind_mode) == "NodeIP"
     addresses = tuple(filter(None, (me.ipv4, me.ipv6))) if is_bound else ()
     severity = own.log_severity_screen or default.log_severity_screen or "Info"
-    filters, missing = _filters(sessions, view)
     speaker = SpeakerConfig(
         exabgp_sha256="",
         node_name=identity.name,
@@ -77,11 +93,11 @@ def build(view: DatastoreView, identity: NodeIdentity, secrets: Secrets) -> BgpC
         ipv6_address=me.ipv6 or None,
         workload_interface_prefixes=identity.interface_prefixes,
         cluster_id=me.cluster_id,
-        blocks=tuple(_block(cidr) for cidr in view.confirmed_blocks(identity.name)),
-        pools=tuple(_pool(pool) for _, pool in view.pools()),
-        service_cidrs=_service_cidrs(default),
-        prefix_advertisements=_advertisements(own, default),
-        filters=filters,
+        blocks=_blocks(view.confirmed_blocks(identity.name), warnings),
+        pools=_pools(view.pools(), warnings),
+        service_cidrs=_service_cidrs(default, warnings),
+        prefix_advertisements=_advertisements(own, default, warnings),
+        filters=_filters(sessions, view, warnings),
         peers=tuple(_peer_options(session) for session in sessions),
         kernel=_kernel(own, default),
         log_severity=severity,
@@ -96,7 +112,7 @@ def build(view: DatastoreView, identity: NodeIdentity, secrets: Secrets) -> BgpC
         log_severity=severity,
         sessions=sessions,
         speaker=speaker,
-        warnings=(*calculator.warnings, *missing),
+        warnings=tuple(dict.fromkeys(warnings)),
     )
 
 
@@ -117,10 +133,31 @@ def _spec(configuration: BGPConfiguration | None) -> BGPConfigurationSpec:
     return configuration.spec if configuration else BGPConfigurationSpec()
 
 
+def _each(
+    items: Iterable[tuple[str, T]], make: Callable[[T], R], warnings: list[str]
+) -> tuple[R, ...]:
+    """`make` of every item; one that it refuses is left out with a warning (X2)."""
+    made = []
+    for name, item in items:
+        try:
+            made.append(make(item))
+        except ValueError as err:
+            warnings.append(f"{name}: {err}")
+    return tuple(made)
+
+
+def _blocks(cidrs: Iterable[str], warnings: list[str]) -> tuple[LocalBlock, ...]:
+    return _each(((f"BlockAffinity({cidr})", cidr) for cidr in cidrs), _block, warnings)
+
+
 def _block(cidr: str) -> LocalBlock:
     network = ipaddress.ip_network(cidr)
     # A single address needs no blackhole: there is nothing else in the block to protect.
     return LocalBlock(cidr=cidr, blackhole=network.prefixlen < network.max_prefixlen)
+
+
+def _pools(pools: Iterable[tuple[str, IPPool]], warnings: list[str]) -> tuple[PoolExport, ...]:
+    return _each(((f"IPPool({name})", pool) for name, pool in pools), _pool, warnings)
 
 
 def _pool(pool: IPPool) -> PoolExport:
@@ -133,55 +170,53 @@ def _pool(pool: IPPool) -> PoolExport:
     )
 
 
-def _service_cidrs(default: BGPConfigurationSpec) -> tuple[str, ...]:
+def _service_cidrs(default: BGPConfigurationSpec, warnings: list[str]) -> tuple[str, ...]:
     """Ranges every node announces; single external and load balancer addresses go per service."""
-    found = [block.cidr for block in default.service_cluster_ips if block.cidr]
-    per_service = [block.cidr for block in default.service_external_ips]
-    per_service += [block.cidr for block in default.service_load_balancer_ips]
-    for cidr in filter(None, per_service):
-        network = ipaddress.ip_network(cidr)
+
+    def networks(blocks: Iterable[ServiceBlock], member: str) -> Sequence[Network]:
+        name = f"BGPConfiguration(default).{member}"
+        cidrs = ((name, block.cidr) for block in blocks if block.cidr)
+        return _each(cidrs, ipaddress.ip_network, warnings)
+
+    found = list(networks(default.service_cluster_ips, "serviceClusterIPs"))
+    for network in (
+        *networks(default.service_external_ips, "serviceExternalIPs"),
+        *networks(default.service_load_balancer_ips, "serviceLoadBalancerIPs"),
+    ):
         if network.prefixlen < network.max_prefixlen:
-            found.append(cidr)
-    return tuple(sorted({str(ipaddress.ip_network(cidr)) for cidr in found}))
+            found.append(network)
+    return tuple(sorted({str(network) for network in found}))
 
 
 def _advertisements(
-    own: BGPConfigurationSpec, default: BGPConfigurationSpec
-) -> tuple[PrefixAdvertisement, ...]:
+    own: BGPConfigurationSpec, default: BGPConfigurationSpec, warnings: list[str]
+) -> tuple[speaker_file.PrefixAdvertisement, ...]:
     """The node's list replaces the global one; names are resolved through `communities`."""
     source = own if own.prefix_advertisements else default
     value_by_name = {c.name: c.value for c in (*default.communities, *source.communities)}
-    found = []
-    for advertisement in source.prefix_advertisements:
+
+    def resolved(advertisement: PrefixAdvertisement) -> speaker_file.PrefixAdvertisement:
         values = [value_by_name.get(name) or name for name in advertisement.communities]
-        found.append(
-            PrefixAdvertisement(
-                cidr=str(ipaddress.ip_network(advertisement.cidr or "", strict=False)),
-                communities=tuple(value for value in values if value.count(":") == 1),
-                large_communities=tuple(value for value in values if value.count(":") == 2),
-            )
+        for value in values:
+            check_community(value)
+        return speaker_file.PrefixAdvertisement(
+            cidr=str(ipaddress.ip_network(advertisement.cidr or "", strict=False)),
+            communities=tuple(value for value in values if value.count(":") == 1),
+            large_communities=tuple(value for value in values if value.count(":") == 2),
         )
-    return tuple(found)
+
+    named = (("BGPConfiguration.prefixAdvertisements", a) for a in source.prefix_advertisements)
+    return _each(named, resolved, warnings)
 
 
 def _filters(
-    sessions: Iterable[Session], view: DatastoreView
-) -> tuple[tuple[Filter, ...], tuple[str, ...]]:
+    sessions: Iterable[Session], view: DatastoreView, warnings: list[str]
+) -> tuple[Filter, ...]:
     """The filters that sessions name, and a warning for each that does not exist."""
     by_name = view.bgp_filters()
     names = sorted({name for session in sessions for name in session.filters})
-    missing = tuple(f"BGPFilter({name}) does not exist" for name in names if name not in by_name)
-    return tuple(_filter(name, by_name[name]) for name in names if name in by_name), missing
-
-
-def _filter(name: str, found: BGPFilter) -> Filter:
-    return Filter(
-        name=name,
-        export_v4=found.spec.export_v4,
-        import_v4=found.spec.import_v4,
-        export_v6=found.spec.export_v6,
-        import_v6=found.spec.import_v6,
-    )
+    warnings += [f"BGPFilter({name}) does not exist" for name in names if name not in by_name]
+    return tuple(sound_filter(name, by_name[name], warnings) for name in names if name in by_name)
 
 
 def _peer_options(session: Session) -> PeerOptions:
@@ -204,9 +239,11 @@ def _peer_options(session: Session) -> PeerOptions:
 
 def _kernel(own: BGPConfigurationSpec, default: BGPConfigurationSpec) -> KernelExport:
     metric = own.ipv4_normal_route_priority or default.ipv4_normal_route_priority
+    metric_v6 = own.ipv6_normal_route_priority or default.ipv6_normal_route_priority
     routes = own.program_cluster_routes or default.program_cluster_routes
     return KernelExport(
         protocol=BGP_ROUTE_PROTOCOL,
         metric=metric or DEFAULT_METRIC,
+        metric_v6=metric_v6 or DEFAULT_METRIC,
         program_cluster_routes=routes or "EnabledNoEncapOnly",
     )

@@ -12,7 +12,10 @@ Layer: wiring and edge. Console script `calico-confd`.
   C2  templates are taken in order; when one fails (render, check, write) those behind it are not
       published in that pass, and every destination keeps its last good text;
   C3  a burst of changes is rendered once: after SETTLE_S of quiet, at the latest after MAX_WAIT_S;
-  C4  what failed is tried again at the next change, and every RETRY_S.
+  C4  what failed is tried again at the next change, and every RETRY_S;
+  C5  whatever ends the synchronisation ends the process, with one line and exit code 1: confd never
+      goes on with a view that nobody keeps current.
+SIGHUP renders again, SIGUSR1 writes a state dump into the log directory.
 """
 
 from __future__ import annotations
@@ -20,7 +23,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,13 +36,15 @@ from confd.publish import CheckFailed, Publisher
 from confd.render import Renderer, TemplateError
 from confd.resources import TemplateResource, load
 from confd.view import KINDS, DatastoreView
-from libcalico.datastore.config import connect, from_environment
-from libcalico.errors import ConfigError, InvalidInput, SuiteError
+from libcalico.datastore.api import Datastore
+from libcalico.datastore.config import connect, for_daemon
+from libcalico.errors import ConfigError, InvalidInput
 from libcalico.model.keys import affinities_prefix, prefix_of
 from libcalico.model.meta import Resource
-from libcalico.model.names import node_name
 from libcalico.model.validation import validate_stored
-from libcalico.runtime import log, paths
+from libcalico.runtime import log, nodename, paths, supervise
+from libcalico.runtime.notify import Notifier
+from libcalico.runtime.supervise import Process
 from libcalico.syncer.api import SyncStatus, Update
 from libcalico.syncer.watcher import WatchSyncer
 
@@ -140,13 +144,17 @@ class Confd:
 
     def _secret(self, name: str, key: str) -> str | None:
         """A password file: one secret a folder, one key a file; a final newline does not count."""
-        if "/" in name or "/" in key or not name or not key:
-            return None
+        if any(part in ("", ".", "..") or "/" in part or "\0" in part for part in (name, key)):
+            return None  # the names come from the datastore: no other place is reached by them
         folder = Path(self._environ.get("CALICO_SECRETS_DIR", DEFAULT_SECRETS))
         try:
-            return (folder / name / key).read_text().rstrip("\n")
-        except OSError:
+            return (folder / name / key).read_text(encoding="utf-8").rstrip("\n")
+        except (OSError, UnicodeDecodeError):
             return None
+
+    @property
+    def is_in_sync(self) -> bool:
+        return self._view.in_sync
 
     def dump(self) -> dict[str, object]:
         counters = self.counters
@@ -155,6 +163,7 @@ class Confd:
             "passes": counters.passes,
             "written": counters.written,
             "failed": dict(counters.failed),
+            "warnings": list(self._warned),
         }
 
 
@@ -189,41 +198,63 @@ class _TemplateWatch(FileSystemEventHandler):
             self._loop.call_soon_threadsafe(self._changed.set)
 
 
-async def run(options: Options, environ: Mapping[str, str]) -> int:
-    """Errors: SuiteError. Ends after one pass with -onetime, else when cancelled."""
+class NotInForce(InvalidInput):
+    """-onetime could not bring everything into force."""
+
+    def __init__(self, failed: Mapping[str, str]) -> None:
+        super().__init__(failed)
+        self.failed = dict(failed)
+
+    def __str__(self) -> str:
+        if not self.failed:
+            return "nothing rendered: the node has no BGP configuration yet"
+        return "not in force: " + "; ".join(f"{name}: {why}" for name, why in self.failed.items())
+
+
+async def start(process: Process, options: Options) -> None:
+    """supervise's start function; with -onetime the process ends after one pass."""
+    environ = process.environ
     identity = identity_of(environ)
     view = DatastoreView(_validated)
     confd = Confd(view, identity, options, environ)
     changed = asyncio.Event()
-    datastore = connect(from_environment(environ))
+    datastore = connect(for_daemon(environ))
     prefixes = [prefix_of(kind) for kind in KINDS]
     prefixes += [affinities_prefix(identity.name, version) for version in (4, 6)]
     syncer = WatchSyncer(datastore, prefixes, ChangeSink(view, changed))
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, changed.set)
-    loop.add_signal_handler(signal.SIGUSR1, lambda: _dump(confd, syncer))
-    syncing = asyncio.ensure_future(syncer.run())
+    process.on_reload(changed.set)
+    process.dumps.register("confd", confd.dump)
+    process.dumps.register("syncer", syncer.dump)
+    process.spawn("syncer", lambda: _synchronise(datastore, syncer))
+    if options.onetime:
+        process.spawn("render", lambda: _once(process, confd, changed))
+    else:
+        process.spawn("render", lambda: _watch(process, confd, changed, confdir=options.confdir))
+
+
+async def _synchronise(datastore: Datastore, syncer: WatchSyncer) -> None:
     try:
-        if options.onetime:
-            return await _once(confd, view, changed)
-        with _watching(options.confdir, loop, changed):
-            await _for_ever(confd, view, changed)
+        await syncer.run()
     finally:
-        syncing.cancel()
-        await asyncio.gather(syncing, return_exceptions=True)
         await datastore.close()
-    return 0
 
 
-async def _once(confd: Confd, view: DatastoreView, changed: asyncio.Event) -> int:
-    while not view.in_sync:
+async def _once(process: Process, confd: Confd, changed: asyncio.Event) -> None:
+    while not confd.is_in_sync:
         await changed.wait()
         changed.clear()
-    return 0 if await asyncio.to_thread(confd.render) else 1
+    if not await asyncio.to_thread(confd.render):
+        raise NotInForce(confd.counters.failed)
+    process.stop()
 
 
-async def _for_ever(confd: Confd, view: DatastoreView, changed: asyncio.Event) -> None:
-    is_in_force = True
+async def _watch(process: Process, confd: Confd, changed: asyncio.Event, *, confdir: Path) -> None:
+    with _watching(confdir, asyncio.get_running_loop(), changed):
+        await _for_ever(confd, changed, process.notifier)
+
+
+async def _for_ever(confd: Confd, changed: asyncio.Event, notifier: Notifier) -> None:
+    is_in_force, is_ready = True, False
     while True:
         try:
             async with asyncio.timeout(None if is_in_force else RETRY_S):
@@ -231,8 +262,11 @@ async def _for_ever(confd: Confd, view: DatastoreView, changed: asyncio.Event) -
         except TimeoutError:
             LOG.debug("trying again what failed")
         await _settled(changed)
-        if view.in_sync:
+        if confd.is_in_sync:
             is_in_force = await asyncio.to_thread(confd.render)
+        if confd.is_in_sync and not is_ready:
+            notifier.ready()
+            is_ready = True
 
 
 async def _settled(changed: asyncio.Event) -> None:
@@ -274,14 +308,10 @@ def _validated(value: object) -> None:
         validate_stored(value)
 
 
-def _dump(confd: Confd, syncer: WatchSyncer) -> None:
-    LOG.info("state", confd=confd.dump(), syncer=syncer.dump())
-
-
 def identity_of(environ: Mapping[str, str]) -> NodeIdentity:
     prefixes = environ.get("FELIX_INTERFACEPREFIX", "cali").split(",")
     return NodeIdentity(
-        name=environ.get("NODENAME", "") or node_name(os.uname().nodename),
+        name=nodename.resolve(environ),
         router_id=environ.get("CALICO_ROUTER_ID", ""),
         interface_prefixes=tuple(prefix.strip() for prefix in prefixes if prefix.strip()),
     )
@@ -298,24 +328,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log.setup(os.environ.get("CONFD_LOGLEVEL", "info"))
     options = Options(parsed.onetime, parsed.noop, parsed.keep_stage_file, parsed.confdir)
     try:
-        return asyncio.run(_until_signalled(options, os.environ))
-    except SuiteError as err:
+        _check_folders(options.confdir)
+    except ConfigError as err:
         print(f"calico-confd: {err}", file=sys.stderr)  # noqa: T201 - the one line of a bad start
         return 1
+    return supervise.run("calico-confd", lambda process: start(process, options))
 
 
-async def _until_signalled(options: Options, environ: Mapping[str, str]) -> int:
+def _check_folders(confdir: Path) -> None:
     for part in ("templates", "conf.d"):
-        if not (options.confdir / part).is_dir():
-            raise ConfigError("command line", "-confdir", f"has no folder {part}", options.confdir)
-    working = asyncio.ensure_future(run(options, environ))
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, working.cancel)
-    try:
-        return await working
-    except asyncio.CancelledError:
-        return 0
+        if not (confdir / part).is_dir():
+            raise ConfigError("command line", "-confdir", f"has no folder {part}", confdir)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ Semantics follow Calico (reference/bgp.md 6; confd client.go updatePeersV1):
       default) the selected nodes peer back;
   P4  of two nodes in the mesh the one with the smaller address (compared as text, as Calico does)
       connects, the other waits; the same holds for global peers that are nodes;
-  P5  we reflect to an iBGP peer when we have a cluster id and it has none or another one.
+  P5  we reflect to an iBGP peer when we have a cluster id and it has none or another one;
+  P6  a session whose password is not to be found is left out, and nothing of lower precedence takes
+      its place: Calico would run it without a password. `secretKeyRef.optional` allows that.
 An unset asNumber of a peerIP means the AS number of the node that owns the address, or else the
 cluster's: a router's operator expects iBGP then.
 """
@@ -23,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from confd.view import DatastoreView
-from libcalico.errors import SelectorSyntaxError
+from libcalico.errors import InvalidInput
 from libcalico.model import BGPConfiguration, Node
 from libcalico.model.bgp import BGPConfigurationSpec, BGPPassword, BGPPeerSpec
 from libcalico.model.scalars import seconds
@@ -41,7 +43,9 @@ Secrets = Callable[[str, str], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One neighbour. `kind` is mesh, node or global; times in seconds; `ttl_security` hops."""
+    """One neighbour. `kind` is mesh, node or global; times in seconds; `ttl_security` hops.
+
+    `withheld` says why it must not run although it is wanted (P6); sessions() has none of those."""
 
     address: str
     port: int
@@ -61,6 +65,7 @@ class Session:
     filters: tuple[str, ...] = ()
     allowed_local_as: int = 0
     is_calico_node: bool = False
+    withheld: str = ""
 
     @property
     def name(self) -> str:
@@ -120,7 +125,11 @@ class PeerCalculator:
         for session in (*self._explicit("global"), *self._explicit("node"), *self._mesh()):
             if session.address not in (self.me.ipv4, self.me.ipv6):
                 chosen.setdefault((session.address, session.port), session)
-        return tuple(sorted(chosen.values(), key=lambda session: session.name))
+        for session in chosen.values():
+            if session.withheld:
+                self.warnings.append(f"{session.name} is left out: {session.withheld}")
+        running = (session for session in chosen.values() if not session.withheld)
+        return tuple(sorted(running, key=lambda session: session.name))
 
     # --- facts --------------------------------------------------------------------------------
 
@@ -130,12 +139,22 @@ class PeerCalculator:
         default_as = self.settings.as_number or DEFAULT_AS
         return NodeFacts(
             name=name,
-            ipv4=_host(bgp.ipv4_address) if bgp else "",
-            ipv6=_host(bgp.ipv6_address) if bgp else "",
+            ipv4=self._host(name, bgp.ipv4_address) if bgp else "",
+            ipv6=self._host(name, bgp.ipv6_address) if bgp else "",
             as_number=(bgp.as_number if bgp else None) or default_as,
             cluster_id=(bgp.route_reflector_cluster_id if bgp else None) or "",
             port=own.listen_port or self.settings.listen_port or DEFAULT_PORT,
         )
+
+    def _host(self, node: str, interface: str | None) -> str:
+        """ "192.0.2.11/24" -> "192.0.2.11" in canonical form; "" for nothing, or nothing usable."""
+        if not interface:
+            return ""
+        try:
+            return str(ipaddress.ip_interface(interface).ip)
+        except ValueError as err:
+            self.warnings.append(f"Node({node}): {err}")
+            return ""
 
     def _base(self, address: str, port: int, *, kind: str, remote_as: int) -> Session | None:
         """A session with our side filled in; None when we have no address of the family."""
@@ -159,8 +178,8 @@ class PeerCalculator:
         assert self.me is not None
         if self.settings.node_to_node_mesh_enabled is False or self.me.cluster_id:
             return
-        password = self._password(self.settings.node_mesh_password, "nodeMeshPassword")
-        restart_s = _restart_s(self.settings.node_mesh_max_restart_time)
+        password, withheld = self._password(self.settings.node_mesh_password)
+        restart_s = self._mesh_restart_s()
         for other in self.facts.values():
             if other.name == self.me.name or other.cluster_id:
                 continue
@@ -171,9 +190,17 @@ class PeerCalculator:
                         base,
                         passive=address > base.local_address,
                         password=password,
+                        withheld=withheld,
                         restart_s=restart_s,
                         is_calico_node=True,
                     )
+
+    def _mesh_restart_s(self) -> int:
+        try:
+            return _restart_s(self.settings.node_mesh_max_restart_time)
+        except InvalidInput as err:
+            self.warnings.append(f"BGPConfiguration(default): nodeMeshMaxRestartTime: {err}")
+            return DEFAULT_RESTART_S
 
     # --- BGPPeer objects (P2, P3) -------------------------------------------------------------
 
@@ -185,7 +212,7 @@ class PeerCalculator:
                 continue
             try:
                 yield from self._of_peer(kind, spec)
-            except (SelectorSyntaxError, ValueError) as err:
+            except (InvalidInput, ValueError) as err:
                 self.warnings.append(f"BGPPeer({name}): {err}")
 
     def _of_peer(self, kind: str, spec: BGPPeerSpec) -> Iterator[Session]:
@@ -238,11 +265,13 @@ class PeerCalculator:
     def _with_options(self, session: Session, spec: BGPPeerSpec) -> Session:
         keepalive_s = seconds(spec.keepalive_time) if spec.keepalive_time else 0
         hold_s = max(round(3 * keepalive_s), MIN_HOLD_S) if keepalive_s else DEFAULT_HOLD_S
+        password, withheld = self._password(spec.password)
         return replace(
             session,
             local_as=spec.local_as_number or session.local_as,
             local_address="" if spec.source_address == "None" else session.local_address,
-            password=self._password(spec.password, f"password of peer {session.address}"),
+            password=password,
+            withheld=withheld,
             hold_s=hold_s,
             restart_s=_restart_s(spec.max_restart_time),
             ttl_security=spec.ttl_security or 0,
@@ -251,25 +280,19 @@ class PeerCalculator:
             filters=spec.filters,
         )
 
-    def _password(self, password: BGPPassword | None, what: str) -> str | None:
+    def _password(self, password: BGPPassword | None) -> tuple[str | None, str]:
+        """The password, and why the session must not run without one (P6)."""
         reference = password.secret_key_ref if password else None
         if reference is None:
-            return None
+            return None, ""
         found = self._secrets(reference.name or "", reference.key)
-        if found is None:
-            self.warnings.append(
-                f"{what}: secret {reference.name}/{reference.key} not found, no password is used"
-            )
-        return found
+        if found or reference.optional:
+            return found or None, ""
+        return None, f"its password, key {reference.key} of secret {reference.name}, is not found"
 
 
 def _settings(configuration: BGPConfiguration | None) -> BGPConfigurationSpec:
     return configuration.spec if configuration else BGPConfigurationSpec()
-
-
-def _host(interface: str | None) -> str:
-    """ "192.0.2.11/24" -> "192.0.2.11" in canonical form; "" for nothing."""
-    return str(ipaddress.ip_interface(interface).ip) if interface else ""
 
 
 def _restart_s(duration: str | None) -> int:

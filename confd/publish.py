@@ -20,6 +20,7 @@ from pathlib import Path
 from confd.resources import TemplateResource
 from libcalico.errors import InvalidInput
 from libcalico.runtime import log
+from libcalico.runtime.files import write_new
 
 LOG = log.get(__name__)
 CHECK_TIMEOUT_S = 60.0
@@ -60,10 +61,10 @@ class Publisher:
         resource.dest.parent.mkdir(parents=True, exist_ok=True)
         stage = resource.dest.with_name(f".{resource.dest.name}.stage")
         try:
-            _write(stage, data, resource.mode)
+            write_new(stage, data, resource.mode)
             self._check(resource, stage)
             if self._keep_stage:
-                _write(stage.with_suffix(".kept"), data, resource.mode)
+                write_new(stage.with_suffix(".kept"), data, resource.mode)
             stage.replace(resource.dest)
         finally:
             with contextlib.suppress(FileNotFoundError):
@@ -123,17 +124,6 @@ def _read(path: Path) -> bytes | None:
         return path.read_bytes()
     except FileNotFoundError:
         return None
-
-
-def _write(path: Path, data: bytes, mode: int) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(handle, "wb") as out:
-        os.fchmod(out.fileno(), mode)
-        out.write(data)
-        out.flush()
-        os.fsync(out.fileno())
 
 
 def _said(done: subprocess.CompletedProcess[bytes]) -> str:

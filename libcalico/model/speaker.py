@@ -75,12 +75,18 @@ class PeerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelExport(msgspec.Struct, frozen=True, kw_only=True):
-    """How learned routes reach the kernel. `program_cluster_routes` as BGPConfiguration's."""
+    """How learned routes reach the kernel. `program_cluster_routes` as BGPConfiguration's.
+
+    `metric` is IPv4's."""
 
     table: int = 254
     protocol: int = 186
     metric: int = 1024
+    metric_v6: int = 1024
     program_cluster_routes: str = "EnabledNoEncapOnly"
+
+    def metric_of(self, version: int) -> int:
+        return self.metric if version == 4 else self.metric_v6
 
 
 class SpeakerConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -159,6 +161,33 @@ def test_a_changed_peer_reloads_the_speaker_once(view, tmp_path):
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("..", "top"),
+        (".", "top"),
+        ("bgp", ".."),
+        ("", "tor"),
+        ("bgp", ""),
+        ("../secrets/bgp", "tor"),
+        ("bgp", "../bgp/tor"),
+        ("bgp\0", "tor"),
+    ],
+)
+def test_a_secrets_name_reaches_no_other_place(view, tmp_path, name, key):
+    confd = confd_of(view, tmp_path)
+    (tmp_path / "top").write_text("not a secret")
+    (tmp_path / "secrets/top").write_text("not a secret")
+    assert confd._secret("bgp", "tor") == 'p"a;s{s}\\ w#ord'
+    assert confd._secret(name, key) is None
+
+
+def test_a_secret_that_is_no_text_is_none(view, tmp_path):
+    confd = confd_of(view, tmp_path)
+    (tmp_path / "secrets/bgp/raw").write_bytes(b"\xff")
+    assert confd._secret("bgp", "raw") is None
+
+
 def test_only_real_changes_wake_the_loop(view):
     changed = asyncio.Event()
     sink = ChangeSink(view, changed)
@@ -166,6 +195,127 @@ def test_only_real_changes_wake_the_loop(view):
     assert not changed.is_set()
     sink.on_updates([Update(key_of(RESOURCES[0]), None, 6)])
     assert changed.is_set()
+
+
+WAIT_S = 20.0
+
+
+class Running:
+    """A calico-confd process."""
+
+    def __init__(self, folder: Path, *arguments: str, **environ: str) -> None:
+        self.folder = folder
+        self.log = (folder / "log").open("w+")
+        logs = {"CALICO_LOG_DIR": str(folder / "logs"), "CALICO_LIB_DIR": str(folder / "lib")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "confd.daemon", *arguments],
+            env=environment(folder) | {"NODENAME": "a"} | logs | environ,
+            stdout=self.log,
+            stderr=self.log,
+        )
+
+    def logged(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < deadline, self.logged()
+            time.sleep(0.02)
+
+    def end(self) -> int:
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            return self.process.wait(timeout=WAIT_S)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self.log.close()
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    made: list[Running] = []
+
+    def make(*arguments: str, **environ: str) -> Running:
+        made.append(Running(tmp_path, *arguments, **environ))
+        return made[-1]
+
+    yield make
+    for running in made:
+        running.end()
+
+
+@pytest.mark.parametrize("arguments", [["-onetime"], []])
+def test_a_connection_that_can_never_work_ends_with_one_line(launch, tmp_path, arguments):
+    missing = str(tmp_path / "ca.pem")
+    confd = launch(*arguments, ETCD_ENDPOINTS="https://127.0.0.1:1", ETCD_CA_CERT_FILE=missing)
+    assert confd.process.wait(timeout=WAIT_S) == 1, confd.logged()
+    said = [line for line in confd.logged().splitlines() if line.startswith("calico-confd:")]
+    assert len(said) == 1
+    assert missing in said[0]
+    assert "Traceback" not in confd.logged()
+
+
+@pytest.mark.etcd
+def test_a_watching_confd_renders_again_on_sighup_and_dumps_on_sigusr1(
+    etcd: EtcdCluster, launch, tmp_path: Path
+):
+    for resource in RESOURCES:
+        etcd.ctl("put", path_of(key_of(resource)), encode(resource).decode())
+    confd = launch(ETCD_ENDPOINTS=etcd.endpoints[0])
+    exabgp, speaker = files(tmp_path)
+    confd.until(speaker.exists)
+    before = exabgp.read_bytes()
+    (tmp_path / "secrets/bgp/tor").write_text("changed")  # nobody watches secrets
+    confd.process.send_signal(signal.SIGHUP)
+    confd.until(lambda: exabgp.read_bytes() != before)
+    confd.process.send_signal(signal.SIGUSR1)
+    confd.until(lambda: "state dump written" in confd.logged())
+    (path,) = (tmp_path / "logs").glob("calico-confd-*.json")
+    assert path.stat().st_mode & 0o777 == 0o600
+    dump = json.loads(path.read_text())
+    assert dump["confd"]["view"]["in_sync"] is True
+    assert dump["confd"]["passes"] >= 2
+    assert "changed" not in path.read_text()
+    assert confd.end() == 0
+
+
+@pytest.mark.etcd
+def test_onetime_says_why_nothing_is_in_force(etcd: EtcdCluster, launch):
+    confd = launch("-onetime", ETCD_ENDPOINTS=etcd.endpoints[0])
+    assert confd.process.wait(timeout=WAIT_S) == 1
+    assert confd.logged().splitlines()[-1] == (
+        "calico-confd: nothing rendered: the node has no BGP configuration yet"
+    )
+
+
+@pytest.mark.etcd
+def test_noop_changes_nothing_and_a_stage_file_is_kept_when_asked(
+    etcd: EtcdCluster, launch, tmp_path: Path
+):
+    for resource in RESOURCES:
+        etcd.ctl("put", path_of(key_of(resource)), encode(resource).decode())
+    noop = launch("-onetime", "-noop", ETCD_ENDPOINTS=etcd.endpoints[0])
+    assert noop.process.wait(timeout=WAIT_S) == 0, noop.logged()
+    assert "would change" in noop.logged()
+    exabgp, speaker = files(tmp_path)
+    assert not exabgp.exists()
+    assert not speaker.exists()
+    keep = launch("-onetime", "-keep-stage-file", ETCD_ENDPOINTS=etcd.endpoints[0])
+    assert keep.process.wait(timeout=WAIT_S) == 0, keep.logged()
+    (kept,) = exabgp.parent.glob(".exabgp*.kept")
+    assert kept.read_bytes() == exabgp.read_bytes()
+    assert kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_confdir_without_templates_is_refused_in_one_line(launch, tmp_path: Path):
+    confd = launch("-confdir", str(tmp_path), ETCD_ENDPOINTS="http://127.0.0.1:1")
+    assert confd.process.wait(timeout=WAIT_S) == 1
+    assert confd.logged().splitlines() == [
+        f"calico-confd: command line: -confdir = {tmp_path!r}: has no folder templates"
+    ]
 
 
 @pytest.mark.etcd

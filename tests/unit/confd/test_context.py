@@ -134,6 +134,61 @@ def test_community_names_are_resolved_and_sorted_by_width():
     assert speaker.service_cidrs == ("10.96.0.0/12", "203.0.113.64/27")
 
 
+def settings(name: str = "default", **spec) -> Update:
+    return update(
+        BGPConfiguration(metadata=ObjectMeta(name=name), spec=BGPConfigurationSpec(**spec))
+    )
+
+
+def test_a_bad_object_costs_itself_and_a_warning_and_the_rest_goes_on():
+    updates = [
+        *UPDATES,
+        update(IPPool(metadata=ObjectMeta(name="bad"), spec=IPPoolSpec(cidr="10.300.0.0/16"))),
+        affinity("a", "10.65.9.0/99"),
+        settings(
+            communities=(Community(name="rack", value="64512:7"),),
+            prefix_advertisements=(
+                PrefixAdvertisement(cidr="nowhere", communities=("rack",)),
+                PrefixAdvertisement(cidr="10.65.0.0/16", communities=("no-such",)),
+                PrefixAdvertisement(cidr="fd65::/48", communities=("rack",)),
+            ),
+            service_cluster_ips=(
+                ServiceClusterIPBlock(cidr="10.96.0.1/12"),
+                ServiceClusterIPBlock(cidr="fd96::/108"),
+            ),
+            service_load_balancer_ips=(
+                ServiceLoadBalancerIPBlock(cidr="203.0.113.0/x"),
+                ServiceLoadBalancerIPBlock(cidr="203.0.113.64/27"),
+            ),
+        ),
+    ]
+    found = context(updates)
+    speaker = found.speaker
+    assert [pool.cidr for pool in speaker.pools] == ["10.65.0.0/16", "fd65::/48"]
+    assert len(speaker.blocks) == 3
+    assert [item.cidr for item in speaker.prefix_advertisements] == ["fd65::/48"]
+    assert speaker.service_cidrs == ("203.0.113.64/27", "fd96::/108")
+    assert {warning.partition(": ")[0] for warning in found.warnings} == {
+        "IPPool(bad)",
+        "BlockAffinity(10.65.9.0/99)",
+        "BGPConfiguration.prefixAdvertisements",
+        "BGPConfiguration(default).serviceClusterIPs",
+        "BGPConfiguration(default).serviceLoadBalancerIPs",
+    }
+    assert len(found.warnings) == 6
+
+
+def test_route_priorities_of_both_families_reach_the_kernel_export_the_nodes_own_first():
+    kernel = context().speaker.kernel
+    assert (kernel.metric_of(4), kernel.metric_of(6)) == (1024, 1024)
+    both = settings(ipv4_normal_route_priority=500, ipv6_normal_route_priority=600)
+    kernel = context([*UPDATES, both]).speaker.kernel
+    assert (kernel.metric_of(4), kernel.metric_of(6)) == (500, 600)
+    own = settings("node.a", ipv6_normal_route_priority=700)
+    kernel = context([*UPDATES, both, own]).speaker.kernel
+    assert (kernel.metric_of(4), kernel.metric_of(6)) == (500, 700)
+
+
 def test_filters_that_are_named_are_shipped_and_missing_ones_warned_about():
     peer = BGPPeer(
         metadata=ObjectMeta(name="x"),

@@ -181,25 +181,88 @@ def test_timers_and_options_reach_the_session():
     assert (session.filters, session.local_address) == (("f",), "")
 
 
-def test_a_password_is_looked_up_and_a_missing_one_warned_about():
-    reference = BGPPassword(secret_key_ref=SecretKeySelector(name="bgp", key="rack1"))
-    secured = peer("x", peer_ip="198.51.100.1", as_number=65000, password=reference)
+def password(*, optional: bool | None = None) -> BGPPassword:
+    return BGPPassword(secret_key_ref=SecretKeySelector(name="bgp", key="rack1", optional=optional))
+
+
+def calculated(me: str, *resources: Resource, secret: str | None = None):
+    calculator = PeerCalculator(view_of(*resources), me, lambda name, key: secret)
+    return {session.name: session for session in calculator.sessions()}, calculator.warnings
+
+
+def test_a_password_is_looked_up_by_secret_and_key():
+    secured = peer("x", peer_ip="198.51.100.1", as_number=65000, password=password())
     vault = {("bgp", "rack1"): "s3cret"}
     found = sessions("a", *THREE, secured, secrets=lambda n, k: vault.get((n, k)))
     assert found["Global_198_51_100_1"].password == "s3cret"
-    calculator = PeerCalculator(view_of(*THREE, secured), "a", lambda n, k: None)
-    assert calculator.sessions()[0].password is None
-    assert any("bgp/rack1" in warning for warning in calculator.warnings)
+    assert found["Mesh_192_0_2_10"].password is None
+
+
+@pytest.mark.parametrize("secret", [None, ""])
+def test_a_session_without_its_password_is_left_out_and_the_others_stay(secret):
+    secured = peer("x", peer_ip="198.51.100.1", as_number=65000, password=password())
+    plain = peer("y", peer_ip="198.51.100.2", as_number=65000)
+    found, warnings = calculated("a", *THREE, secured, plain, secret=secret)
+    assert "Global_198_51_100_1" not in found
+    assert {"Global_198_51_100_2", "Mesh_192_0_2_10"} <= set(found)
+    assert [w for w in warnings if "Global_198_51_100_1" in w and "rack1 of secret bgp" in w]
+
+
+def test_nothing_without_a_password_takes_the_place_of_a_session_that_lacks_it():
+    """The mesh, or a node-specific peer, of the same address would run in the open."""
+    own = peer("own", peer_ip="192.0.2.10", as_number=64512, node="a")
+    secured = peer("x", peer_ip="192.0.2.10", as_number=64512, password=password())
+    found, _ = calculated("a", *THREE, secured, own)
+    assert sorted(found) == ["Mesh_192_0_2_11", "Mesh_2001_db8__a"]
+
+
+def test_an_optional_password_may_be_missing_but_is_used_when_there():
+    optional = peer("x", peer_ip="198.51.100.1", password=password(optional=True))
+    found, warnings = calculated("a", *THREE, optional)
+    assert (found["Global_198_51_100_1"].password, warnings) == (None, [])
+    found, _ = calculated("a", *THREE, optional, secret="s3cret")
+    assert found["Global_198_51_100_1"].password == "s3cret"
+    required = peer("x", peer_ip="198.51.100.1", password=password(optional=False))
+    assert "Global_198_51_100_1" not in calculated("a", *THREE, required)[0]
+
+
+def test_the_mesh_does_not_run_without_its_password():
+    settings = config(node_mesh_password=password())
+    found, warnings = calculated("a", *THREE, settings)
+    assert found == {}
+    assert len(warnings) == 3
+    found, _ = calculated("a", *THREE, settings, secret="s3cret")
+    assert {session.password for session in found.values()} == {"s3cret"}
+
+
+def test_a_bad_address_or_duration_costs_itself_only():
+    broken = node("broken", "192.0.2.300/24", ipv6_address="2001:db8::b/64")
+    settings = config(node_mesh_max_restart_time="soon")
+    found, warnings = calculated("a", *THREE, broken, settings)
+    assert sorted(found) == [
+        "Mesh_192_0_2_10",
+        "Mesh_192_0_2_11",
+        "Mesh_2001_db8__a",
+        "Mesh_2001_db8__b",
+    ]
+    assert {session.restart_s for session in found.values()} == {120}
+    assert [warning.partition(":")[0] for warning in warnings] == [
+        "Node(broken)",
+        "BGPConfiguration(default)",
+    ]
 
 
 def test_a_bad_selector_or_address_costs_only_its_own_peer():
     broken = peer("broken", peer_ip="not-an-address", as_number=1)
     worse = peer("worse", node_selector="==", peer_ip="198.51.100.2", as_number=1)
     good = peer("good", peer_ip="198.51.100.1", as_number=65000)
-    calculator = PeerCalculator(view_of(*THREE, broken, worse, good), "a", lambda n, k: None)
+    timer = peer("timer", peer_ip="198.51.100.3", as_number=1, keepalive_time="often")
+    everything = view_of(*THREE, broken, worse, timer, good)
+    calculator = PeerCalculator(everything, "a", lambda n, k: None)
     assert "Global_198_51_100_1" in {session.name for session in calculator.sessions()}
     assert [warning.partition(":")[0] for warning in calculator.warnings] == [
         "BGPPeer(broken)",
+        "BGPPeer(timer)",
         "BGPPeer(worse)",
     ]
 
