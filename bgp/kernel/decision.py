@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bgp.rib.nlri import FAMILIES, Family, Nlri, address_text
+from bgp.rib.nlri import FAMILIES, IPV4, IPV6, Family, Nlri, address_text
 from bgp.rib.path import Path
 from bgp.rib.policy import PRIORITY_BASE
 from bgp.rib.prefix_match import Classifier, PrefixMatch
@@ -45,14 +45,15 @@ class Spec:
 class Decision:
     """Compiled from one speaker file. `tunnel` gives tunl0's index, 0 when there is none.
 
-    The answer depends on the paths and on the pool alone, so it is remembered for both; `forget`
+    The answer depends on family, paths and pool alone, so it is remembered for those; `forget`
     when a next hop leads elsewhere."""
 
     def __init__(
         self, config: SpeakerConfig, *, resolve: Resolve, tunnel: Callable[[], int]
     ) -> None:
         """Errors: ConfigError is not expected: the RIB's policy has compiled the same prefixes."""
-        self._metric = config.kernel.metric
+        kernel = config.kernel
+        self._metrics = {IPV4: kernel.metric_of(4), IPV6: kernel.metric_of(6)}
         self._mode = config.kernel.program_cluster_routes
         self._resolve = resolve
         self._tunnel = tunnel
@@ -66,7 +67,7 @@ class Decision:
         for cidr in config.service_cidrs:
             match = PrefixMatch.of(cidr)
             self._services[match.family] |= self._classifiers[match.family].add(match)
-        self._known: dict[tuple[Sequence[Path], int], Spec | None] = {}
+        self._known: dict[tuple[Family, Sequence[Path], int], Spec | None] = {}
 
     def forget(self) -> None:
         self._known.clear()
@@ -77,9 +78,10 @@ class Decision:
             return None
         local = paths[0].local
         if local is not None:
-            return Spec(self._metric, type=RouteType.BLACKHOLE) if local.blackhole else None
+            metric = self._metrics[family]
+            return Spec(metric, type=RouteType.BLACKHOLE) if local.blackhole else None
         mask = self._classifiers[family].classify(nlri)
-        key = (paths, mask)
+        key = (family, paths, mask)
         if key not in self._known:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
@@ -97,13 +99,13 @@ class Decision:
             if not self._programs(pool):
                 return None
         hops = self._hops(paths, ipip_mode)
-        return Spec(self.metric(paths[0]), hops) if hops else None
+        return Spec(self.metric(family, paths[0]), hops) if hops else None
 
-    def metric(self, path: Path) -> int:
+    def metric(self, family: Family, path: Path) -> int:
         preference = path.attributes.local_pref
         if preference is not None and _ENCODED_ABOVE < preference < PRIORITY_BASE:
             return PRIORITY_BASE - preference
-        return self._metric
+        return self._metrics[family]
 
     def _programs(self, pool: PoolExport) -> bool:
         if pool.vxlan_mode != "Never":

@@ -120,7 +120,7 @@ class Oracle:
         return found
 
     def _own(self, network: Network) -> Candidate | None:
-        normal = self.config.kernel.metric
+        normal = self.config.kernel.metric_of(network.version)
         if network in self.workloads:
             metric, interface = self.workloads[network]
             metric = metric or normal
@@ -235,7 +235,7 @@ class Oracle:
         inside = [b for b in self.config.blocks if _inside(network, b.cidr)]
         if inside:
             metric = best.metric if best.kind else BASE - _preference(best.attributes)
-            is_elevated = metric < self.config.kernel.metric
+            is_elevated = metric < self.config.kernel.metric_of(network.version)
             return attributes if is_elevated and all(b.export for b in inside) else None
         if any(_inside(network, cidr) for cidr in self.config.service_cidrs):
             return attributes

@@ -30,7 +30,7 @@ from bgp.rib.attributes import (
     prepend,
     with_communities,
 )
-from bgp.rib.nlri import FAMILIES, Family, Nlri, parse
+from bgp.rib.nlri import IPV4, IPV6, Family, Nlri, parse
 from bgp.rib.path import LocalRoute, Path
 from bgp.rib.prefix_match import EQUAL, IN, Classifier, PrefixMatch
 from libcalico.errors import ConfigError
@@ -170,8 +170,8 @@ class Policy:
     def __init__(self, config: SpeakerConfig) -> None:
         """Errors: ConfigError naming what does not compile."""
         self.families: dict[Family, FamilyPolicy] = {
-            family: FamilyPolicy(Classifier(family), {}, {}, config.kernel.metric)
-            for family in FAMILIES
+            family: FamilyPolicy(Classifier(family), {}, {}, config.kernel.metric_of(version))
+            for family, version in ((IPV4, 4), (IPV6, 6))
         }
         for item in config.filters:
             self._add_filter(item)
@@ -321,4 +321,5 @@ def policy_inputs(config: SpeakerConfig) -> tuple[object, ...]:
         config.service_cidrs,
         config.prefix_advertisements,
         config.kernel.metric,
+        config.kernel.metric_v6,
     )

@@ -98,6 +98,17 @@ def test_priorities_become_metrics(preference, metric):
     assert found.metric == metric
 
 
+def test_each_family_has_its_own_metric():
+    made = config(kernel=KernelExport(metric=500, metric_v6=600))
+    decision = Decision(made, resolve=lambda hop: DIRECT, tunnel=lambda: 0)
+    path = learned()
+    for cidr, metric in (("10.65.0.0/26", 500), ("fd65::/122", 600), ("10.65.0.0/26", 500)):
+        family, nlri = parse(cidr)
+        assert decision.spec(family, nlri, (path,)) == Spec(metric, DIRECT)
+        own = decision.spec(family, nlri, (local("block", blackhole=True),))
+        assert own == Spec(metric, type=RouteType.BLACKHOLE)
+
+
 TUNNEL = Spec(1024, (NextHop(7, "10.0.0.2", is_onlink=True),))
 DIVISION = {
     # pool: (Disabled, EnabledNoEncapOnly, EnabledIPIPOnly, Enabled)

@@ -7,7 +7,7 @@ import pytest
 from bgp.rib.attributes import PathAttributes
 from bgp.rib.nlri import parse
 from bgp.rib.path import LOCAL, LocalRoute, Path, Source
-from bgp.rib.policy import PRIORITY_BASE, Policy, community, run_chain
+from bgp.rib.policy import PRIORITY_BASE, Policy, community, policy_inputs, run_chain
 from libcalico.errors import ConfigError
 from libcalico.model.bgp_filter import (
     BGPFilterAddCommunity,
@@ -263,6 +263,12 @@ def test_priorities_and_metrics_are_two_forms_of_one_thing():
     assert policy.metric_of(workload()) == 900
     assert policy.metric_of(learned(local_pref=PRIORITY_BASE - 512)) == 512
     assert policy.local_attributes(LocalRoute("block")).local_pref == PRIORITY_BASE - 900
+
+
+def test_each_family_has_its_own_normal_metric():
+    made = config(kernel=KernelExport(metric=900, metric_v6=800))
+    assert [p.metric_of(workload()) for p in Policy(made).families.values()] == [900, 800]
+    assert policy_inputs(made) != policy_inputs(config(kernel=KernelExport(metric=900)))
 
 
 def test_local_routes_of_a_configuration():
