@@ -91,6 +91,16 @@ def _has_addresses(entity: EntityMatch) -> bool:
     )
 
 
+def _has_ports(entity: EntityMatch) -> bool:
+    return bool(
+        entity.ports
+        or entity.named_port_sets
+        or entity.ip_port_sets
+        or entity.not_ports
+        or entity.not_named_port_sets
+    )
+
+
 def _alternatives(rule: CompiledRule, family: int | None) -> list[Conjunction]:
     """The rule for one family (None: family-neutral)."""
     if _is_other_family(rule, family):
@@ -190,6 +200,8 @@ def _behind_ports(rule: CompiledRule, fixed: Conjunction) -> list[Conjunction]:
 
 def _port_choices(entity: EntityMatch, side: _Side, family: int | None) -> list[Conjunction]:
     """Positive ports are alternatives of each other, negative ones conditions on all of them."""
+    if not _has_ports(entity):
+        return [()]
     excluded = _excluded_ports(entity, side, family)
     choices: list[Conjunction] = []
     if entity.ports:
@@ -256,7 +268,7 @@ def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _addresses(entity: EntityMatch, side: _Side, family: int | None) -> Conjunction | None:
     """Conditions on one side's address; None when no packet of the family can meet them (M2)."""
-    if family is None:
+    if family is None or not _has_addresses(entity):
         return ()
     field = side.address[family]
     wanted = _net_matches(entity.nets, field, family, negated=False)
