@@ -13,8 +13,9 @@ Layer: felix.daemon, the top of felix.
 
 Start: configuration, then a datastore that answers and is not locked, then the syncer. Nothing is
 written to the kernel before it is in sync, so a restart changes nothing that is right. SIGTERM
-stops the tasks and leaves the kernel as it is; so does a datastore that goes away. SIGHUP reads the
-kernel back, SIGUSR1 writes a state dump into the log directory.
+stops the tasks and leaves the kernel as it is; so does a datastore that goes away. SIGHUP reads
+felix.cfg, the certificates of the metrics page and the kernel again, SIGUSR1 writes a state dump
+into the log directory.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from felix.daemon_commands import GRAPH_KINDS
 from felix.daemon_config import ConfigWatcher, LocalSettings, read_local, wait_for_datastore
 from felix.daemon_dataplane import NodeDataplane, Ports, build_dataplane, open_kernel
 from felix.daemon_feed import FanOut, GraphFeed
-from felix.daemon_metrics import FelixHealth, FelixMetrics
+from felix.daemon_metrics import FelixHealth, FelixMetrics, metrics_tls
 from felix.daemon_mtu import MtuFile
 from felix.daemon_notices import InertNotices
 from felix.daemon_status import ReportOptions, StatusFiles, StatusReporter, status_directory
@@ -51,14 +52,14 @@ from felix.endpoint_programmer import FelixProgrammer, ProgrammerParts
 from ipam.client import IpamClient
 from libcalico.datastore.api import Datastore
 from libcalico.datastore.config import connect
-from libcalico.errors import RestartRequired, SuiteError
+from libcalico.errors import ConfigError, RestartRequired, SuiteError
 from libcalico.model import ClusterInformation, FelixConfiguration, IPReservation
 from libcalico.model.keys import IpamConfigKey, path_of, prefix_of
 from libcalico.model.validation import validate_stored
 from libcalico.runtime import log, paths, supervise
 from libcalico.runtime.config import Changes
 from libcalico.runtime.health import HealthServer
-from libcalico.runtime.metrics import Metrics, MetricsServer, MetricsTls
+from libcalico.runtime.metrics import Metrics, MetricsServer
 from libcalico.runtime.supervise import Process, Restart
 from libcalico.runtime.version import VERSION
 from libcalico.syncer.watcher import WatchSyncer
@@ -218,6 +219,7 @@ class Felix:
         self._observe()
         self._watcher.add_listener(_on_config_change)
         self._watcher.on_restart(self._on_restart)
+        process.on_reload(lambda: self._watcher.reload_file(self._local.path))
         process.on_reload(lambda: loop.queue_resync("SIGHUP"))
         process.dumps.register("syncer", self.syncer.dump)
         process.dumps.register("graph", self.graph.dump)
@@ -280,8 +282,9 @@ class Felix:
             metrics,
             config.prometheus_metrics_host,
             config.prometheus_metrics_port,
-            tls=_metrics_tls(config),
+            tls=metrics_tls(config),
         )
+        self._process.on_reload(partial(_reload_certificates, server))
         self._process.spawn("metrics", server.run, restart=Restart.ON_FAILURE)
 
     def _on_cycle(self, report: CycleReport) -> None:
@@ -310,21 +313,18 @@ def _on_config_change(changes: Changes) -> None:
         log.set_level(str(changes.changed["log_severity_screen"][1]))
 
 
+def _reload_certificates(server: MetricsServer) -> None:
+    try:
+        if server.reload_certificates():
+            LOG.info("certificates of the metrics page renewed")
+    except ConfigError as err:
+        LOG.error("the certificates of the metrics page stay as they were", error=str(err))
+
+
 def _serve_health(process: Process, config: FelixConfig, health: FelixHealth) -> None:
     if config.health_enabled:
         server = HealthServer(health.health, config.health_host, config.health_port)
         process.spawn("health", server.run, restart=Restart.ON_FAILURE)
-
-
-def _metrics_tls(config: FelixConfig) -> MetricsTls | None:
-    if not config.prometheus_metrics_cert_file:
-        return None
-    wants_client = config.prometheus_metrics_client_auth != "NoClientCert"
-    return MetricsTls(
-        config.prometheus_metrics_cert_file,
-        config.prometheus_metrics_key_file,
-        config.prometheus_metrics_ca_file if wants_client else "",
-    )
 
 
 async def _close_last(datastore: Datastore, agent_is_idle: asyncio.Event) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from felix.calc.graph import CalcGraph
 from felix.daemon_config import check_local, read_local
+from felix.daemon_metrics import metrics_tls
 from felix.daemon_notices import inert_notices
 from felix.dataplane.nft_wanted import WantedRuleset
 from felix.dataplane.nft_wiring import nft_managers
@@ -62,13 +63,16 @@ GRAPH_KINDS = (
 
 def check_config(environ: Mapping[str, str], path: Path | None) -> int:
     """Problems of file and environment, one a line; 1 when there are any. What is good but has no
-    effect is named, too."""
+    effect is named, too. Errors: ConfigError for parameters that contradict each other."""
     problems = check_local(environ, path)
     for problem in problems:
         sys.stderr.write(f"calico-felix: {problem}\n")
     if problems:
         return 1
-    for notice in inert_notices(read_local(environ, path).live):
+    live = read_local(environ, path).live
+    if live.config.prometheus_metrics_enabled:
+        metrics_tls(live.config)
+    for notice in inert_notices(live):
         sys.stderr.write(f"calico-felix: {notice}\n")
     sys.stdout.write("configuration is good\n")
     return 0

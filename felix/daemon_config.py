@@ -1,7 +1,9 @@
 """Where felix's configuration comes from, and what happens when it changes.
 
-Layer: felix.daemon. Local layers are read once; the datastore's are read before anything is built
-(so that nothing is built twice) and followed afterwards by the syncer.
+Layer: felix.daemon. Local layers are read at start; the datastore's are read before anything is
+built (so that nothing is built twice) and followed afterwards by the syncer.
+
+SIGHUP has the file read again; one that is not good is named and changes nothing.
 
 A changed parameter that needs a new process ends this one with RestartRequired (exit code 129), and
 so does a datastore that is locked (ClusterInformation datastoreReady false): the new process waits
@@ -44,12 +46,18 @@ class LocalSettings:
     live: LiveConfig[FelixConfig]
     node: str
     connection: ConnectionConfig
+    path: Path | None = None
 
 
 def local_layers(environ: Mapping[str, str], path: Path | None) -> list[Layer]:
     """The file (required when it was named) and the environment. Errors: ConfigError."""
+    return [local_file(path), environment_layer(SCHEMA, environ)]
+
+
+def local_file(path: Path | None) -> Layer:
+    """Errors: ConfigError."""
     chosen = Path(DEFAULT_FILE) if path is None else path
-    return [file_layer(chosen, required=path is not None), environment_layer(SCHEMA, environ)]
+    return file_layer(chosen, required=path is not None)
 
 
 def read_local(environ: Mapping[str, str], path: Path | None) -> LocalSettings:
@@ -60,7 +68,7 @@ def read_local(environ: Mapping[str, str], path: Path | None) -> LocalSettings:
     # Felix's own parameters and the environment are enough; calicoctl.cfg is for those who have
     # written their datastore down there and nowhere else.
     connection = from_environment(own) if own.get("ETCD_ENDPOINTS") else load(None, own)
-    return LocalSettings(live, node_name(chosen), connection)
+    return LocalSettings(live, node_name(chosen), connection, path)
 
 
 class ConfigWatcher:
@@ -96,10 +104,22 @@ class ConfigWatcher:
         if self._settings.on_updates(updates):
             self._live.set_layers(self._settings.layers())
 
+    def reload_file(self, path: Path | None) -> None:
+        """Read the file again. A bad one is named, and what was read before stays in force."""
+        try:
+            changes = self._live.set_layer(local_file(path))
+        except ConfigError as err:
+            LOG.error("configuration file not taken over", error=str(err))
+        else:
+            self._take(changes)
+
     def _apply(self) -> None:
         changes = self._live.set_layers(self._settings.layers())
         for name, problem in self._settings.problems.items():
             LOG.warning("FelixConfiguration ignored", key=name, error=problem)
+        self._take(changes)
+
+    def _take(self, changes: Changes) -> None:
         try:
             changes.raise_if_restart()
         except RestartRequired as err:

@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 from felix.config import FelixConfig
 from felix.dataplane.loop import CycleReport
+from libcalico.errors import ConfigError
 from libcalico.runtime.clock import Clock
 from libcalico.runtime.health import Health
-from libcalico.runtime.metrics import Metrics
+from libcalico.runtime.metrics import Metrics, MetricsTls
 
 # Names as in Calico, for healthTimeoutOverrides.
 CALC = "CalculationGraph"
@@ -61,6 +62,25 @@ class FelixHealth:
     def dataplane_is_alive(self) -> None:
         """While there is nothing to apply (before in-sync) only life is reported."""
         self.health.report(DATAPLANE, ready=False, detail="waiting for the datastore")
+
+
+def metrics_tls(config: FelixConfig) -> MetricsTls | None:
+    """None: plain HTTP. Errors: ConfigError when clients must prove themselves and cannot."""
+    demand = config.prometheus_metrics_client_auth
+    authority = config.prometheus_metrics_ca_file if demand != "NoClientCert" else ""
+    has_tls = bool(config.prometheus_metrics_cert_file)
+    if demand.startswith("Require") and not (has_tls and authority):
+        missing = "PrometheusMetricsCAFile" if has_tls else "PrometheusMetricsCertFile"
+        reason = f"needs {missing}: nobody's certificate could be checked"
+        raise ConfigError("metrics TLS", "PrometheusMetricsClientAuth", reason, demand)
+    if not has_tls:
+        return None
+    return MetricsTls(
+        config.prometheus_metrics_cert_file,
+        config.prometheus_metrics_key_file,
+        authority,
+        is_client_optional=demand == "VerifyClientCertIfGiven",
+    )
 
 
 class FelixMetrics:

@@ -278,10 +278,8 @@ class Schema(Generic[C]):
 
 
 class LiveConfig(Generic[C]):
-    """A component's configuration over its life: local layers once, datastore layers as they come.
-
-    Local layers are read at start and never again (a change of those needs a restart anyway).
-    """
+    """A component's configuration over its life: datastore layers as they come, the file's when
+    somebody asks for it to be read again. The environment of a process does not change."""
 
     def __init__(self, schema: Schema[C], local: Iterable[Layer] = ()) -> None:
         self._schema = schema
@@ -306,11 +304,12 @@ class LiveConfig(Generic[C]):
         """Replace the given sources. An empty layer takes a source away.
 
         A needed restart is not raised here: the caller decides when (`Changes.raise_if_restart`).
+        Errors: ConfigError for a bad local value; everything stays as it was then.
         """
-        for layer in layers:
-            self._layers[layer.source] = layer
+        stacked = self._layers | {layer.source: layer for layer in layers}
         before = self._resolution
-        self._resolution = self._schema.resolve(self._layers.values(), previous=before)
+        self._resolution = self._schema.resolve(stacked.values(), previous=before)
+        self._layers = stacked
         self._report()
         return self._schema.changes(before.config, self._resolution.config)
 

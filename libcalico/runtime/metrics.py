@@ -8,6 +8,7 @@ There is no global registry: tests and several daemons in one process do not mee
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,11 +33,13 @@ LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
 
 @dataclass(frozen=True, slots=True)
 class MetricsTls:
-    """Serve over TLS; with `client_ca_file` only to clients of that authority."""
+    """Serve over TLS; with `client_ca_file` only to clients of that authority, or, with
+    `is_client_optional`, also to those that show no certificate at all."""
 
     cert_file: str
     key_file: str
     client_ca_file: str = ""
+    is_client_optional: bool = False
 
     def context(self) -> ssl.SSLContext:
         """Errors: ConfigError."""
@@ -46,10 +49,19 @@ class MetricsTls:
             context.load_cert_chain(self.cert_file, self.key_file)
             if self.client_ca_file:
                 context.load_verify_locations(self.client_ca_file)
-                context.verify_mode = ssl.CERT_REQUIRED
+                optional = self.is_client_optional
+                context.verify_mode = ssl.CERT_OPTIONAL if optional else ssl.CERT_REQUIRED
         except (OSError, ssl.SSLError) as err:
             raise ConfigError("metrics TLS", self.cert_file, str(err)) from err
         return context
+
+    def contents(self) -> tuple[bytes, ...]:
+        """What the files hold, to see a change by. Errors: ConfigError."""
+        names = filter(None, (self.cert_file, self.key_file, self.client_ca_file))
+        try:
+            return tuple(Path(name).read_bytes() for name in names)
+        except OSError as err:
+            raise ConfigError("metrics TLS", self.cert_file, str(err)) from err
 
 
 class Metrics:
@@ -82,10 +94,36 @@ class Metrics:
 
 
 class MetricsServer(HttpServer):
-    """`/metrics`. `run()` serves until cancelled. An empty host is every address."""
+    """`/metrics`. `run()` serves until cancelled. An empty host is every address.
+
+    After `reload_certificates` it listens anew, with the certificates the files hold then."""
 
     def __init__(
         self, metrics: Metrics, host: str, port: int, *, tls: MetricsTls | None = None
     ) -> None:
         context = None if tls is None else tls.context()
         super().__init__(host, port, {"/metrics": metrics.page}, tls=context)
+        self._files, self._loaded = tls, () if tls is None else tls.contents()
+        self._is_renewed = asyncio.Event()
+
+    def reload_certificates(self) -> bool:
+        """True when they have changed. Errors: ConfigError; the old ones stay in use."""
+        if self._files is None:
+            return False
+        contents = self._files.contents()
+        if contents == self._loaded:
+            return False
+        self._tls, self._loaded = self._files.context(), contents
+        self._is_renewed.set()
+        return True
+
+    async def run(self) -> None:
+        await self.start()
+        try:
+            while True:
+                await self._is_renewed.wait()
+                self._is_renewed.clear()
+                await self.stop()
+                await self.start()
+        finally:
+            await self.stop()

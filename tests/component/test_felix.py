@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import signal
 
 import pytest
 
@@ -363,6 +364,46 @@ async def test_a_parameter_that_needs_no_restart_is_taken_over(world):
         world.store(configuration(log_severity_screen="Info"))
         await world.until(lambda: live.config.log_severity_screen == "INFO")
     assert world.exit_code == 0
+
+
+async def test_sighup_reads_the_file_again(world):
+    world.config_file = world.directory / "felix.cfg"
+    world.config_file.write_text("LogSeverityScreen = Info\n")
+    async with world.running():
+        live = world.felix._local.live
+        world.config_file.write_text("LogSeverityScreen = Debug\n")
+        assert live.config.log_severity_screen == "INFO", "nobody has asked yet"
+        signal.raise_signal(signal.SIGHUP)
+        await world.until(lambda: live.config.log_severity_screen == "DEBUG")
+        world.config_file.write_text("LogSeverityScreen = Error\nNoSuchThing = 1\n")
+        signal.raise_signal(signal.SIGHUP)
+        await world.settled()
+        assert live.config.log_severity_screen == "DEBUG", "a bad file changes nothing"
+        world.config_file.write_text("LogSeverityScreen = Info\n")
+        signal.raise_signal(signal.SIGHUP)
+        await world.until(lambda: live.config.log_severity_screen == "INFO")
+    assert world.exit_code == 0
+
+
+async def test_sighup_ends_with_129_when_the_file_asks_for_something_else(world):
+    world.config_file = world.directory / "felix.cfg"
+    world.config_file.write_text("")
+    async with world.running():
+        world.config_file.write_text("InterfacePrefix = tap\n")
+        signal.raise_signal(signal.SIGHUP)
+        await world.until(lambda: world.process._stopping.is_set())
+    assert world.exit_code == 129
+
+
+async def test_metrics_whose_clients_could_not_be_checked_are_refused_at_start(tmp_path):
+    world = FelixWorld(
+        tmp_path,
+        FELIX_PROMETHEUSMETRICSENABLED="true",
+        FELIX_PROMETHEUSMETRICSCLIENTAUTH="RequireAndVerifyClientCert",
+    )
+    async with world.running(in_sync=False):
+        await world.until(lambda: world.process._stopping.is_set())
+    assert world.exit_code == 1
 
 
 async def test_a_datastore_that_is_locked_ends_the_process_and_the_next_one_waits(world):

@@ -148,6 +148,78 @@ async def test_metrics_over_tls_can_demand_a_client_certificate(tmp_path: Path):
     await server.stop()
 
 
+async def test_metrics_over_tls_can_do_without_a_client_certificate_but_not_with_a_bad_one(
+    tmp_path: Path,
+):
+    authority, other = Authority(tmp_path / "ours"), Authority(tmp_path / "others")
+    mine, client, stranger = (
+        authority.issue("server"),
+        authority.issue("client"),
+        other.issue("client"),
+    )
+    tls = MetricsTls(
+        str(mine.certificate),
+        str(mine.key),
+        str(authority.certificate),
+        is_client_optional=True,
+    )
+    server = MetricsServer(Metrics(process=False), "127.0.0.1", 0, tls=tls)
+    await server.start()
+
+    def context() -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=str(authority.certificate))
+
+    assert (await get(server, "/metrics", tls=context()))[0] == 200
+    known, unknown = context(), context()
+    known.load_cert_chain(client.certificate, client.key)
+    assert (await get(server, "/metrics", tls=known))[0] == 200
+    unknown.load_cert_chain(stranger.certificate, stranger.key)
+    with contextlib.suppress(ssl.SSLError, ConnectionError):
+        assert await get(server, "/metrics", tls=unknown) == (0, b"")
+    await server.stop()
+
+
+async def test_renewed_certificates_of_the_metrics_page_are_shown_after_a_reload(tmp_path: Path):
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    first, second = old.issue("server"), new.issue("server")
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+
+    def install(issued) -> None:
+        certificate.write_bytes(Path(issued.certificate).read_bytes())
+        key.write_bytes(Path(issued.key).read_bytes())
+
+    async def is_trusted(authority: Authority) -> bool:
+        context = ssl.create_default_context(cafile=str(authority.certificate))
+        try:
+            return (await get(server, "/metrics", tls=context))[0] == 200
+        except (OSError, IndexError):  # refused, or between two listeners
+            return False
+
+    async def until(authority: Authority) -> None:
+        deadline = asyncio.get_running_loop().time() + 5
+        while not await is_trusted(authority):
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.01)
+
+    install(first)
+    tls = MetricsTls(str(certificate), str(key))
+    server = MetricsServer(Metrics(process=False), "127.0.0.1", 0, tls=tls)
+    running = asyncio.create_task(server.run())
+    await until(old)
+    assert not server.reload_certificates(), "nothing has changed"
+    install(second)
+    assert await is_trusted(old), "nobody has asked yet"
+    assert server.reload_certificates()
+    await until(new)
+    assert not await is_trusted(old)
+    certificate.write_text("rubbish")
+    with pytest.raises(ConfigError):
+        server.reload_certificates()
+    assert await is_trusted(new), "the old ones stay in use"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 def test_a_missing_metrics_certificate_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match="nowhere"):
         MetricsTls(str(tmp_path / "nowhere"), str(tmp_path / "key")).context()

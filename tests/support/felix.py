@@ -79,6 +79,7 @@ class FelixWorld:
             "FELIX_ENDPOINTSTATUSPATHPREFIX": str(directory / "run"),
             **environ,
         }
+        self.config_file: Path | None = None
         self.datastore, self.kernel, self.nft = MemoryDatastore(), FakeKernel(), FakeNft()
         self.store(*basics())
         self.felix: Felix = None  # type: ignore[assignment]
@@ -116,7 +117,7 @@ class FelixWorld:
             self.felix = None  # type: ignore[assignment]
 
     async def _start(self, process: Process) -> None:
-        local = read_local(self.environ, None)
+        local = read_local(self.environ, self.config_file)
         watcher = ConfigWatcher(local.live, local.node)
         health = FelixHealth(local.live.config, clock=process.clock)
         updates = await wait_for_datastore(self.datastore, local.node, clock=process.clock)

@@ -87,6 +87,22 @@ def test_check_names_every_problem(tmp_path: Path):
 # ---------------------------------------------------------------------------------- watching
 
 
+def test_a_file_that_is_refused_on_reload_leaves_everything_as_it_was(tmp_path: Path):
+    file = tmp_path / "felix.cfg"
+    file.write_text("LogSeverityScreen = Debug\n")
+    local = read_local(ENVIRON, file)
+    watcher = ConfigWatcher(local.live, local.node)
+    for content in ("LogSeverityScreen = Error\nNoSuchThing = 1\n", "no ini file"):
+        file.write_text(content)
+        watcher.reload_file(local.path)
+        watcher.on_updates([configuration(ip_forwarding="Enabled")])
+        assert local.live.config.log_severity_screen == "DEBUG"
+    file.unlink()
+    watcher.reload_file(local.path)
+    assert local.live.config.log_severity_screen == "DEBUG", "a named file must exist"
+    assert watcher.restart_reason is None
+
+
 @pytest.fixture
 def live() -> LiveConfig:
     return LiveConfig(SCHEMA)

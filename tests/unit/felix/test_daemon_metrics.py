@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client import generate_latest
 
 from felix.config import SCHEMA, FelixConfig
-from felix.daemon_metrics import FelixHealth, FelixMetrics
+from felix.daemon_metrics import FelixHealth, FelixMetrics, metrics_tls
 from felix.dataplane.loop import CycleReport
 from felix.dataplane.manager import NOTHING_DONE, ApplyResult
+from libcalico.errors import ConfigError
 from libcalico.runtime.config import Layer, LiveConfig, Source
-from libcalico.runtime.metrics import Metrics
+from libcalico.runtime.metrics import Metrics, MetricsTls
 from libcalico.testing.clock import FakeClock
 
 
@@ -99,3 +101,30 @@ async def test_a_simulated_hang_of_the_calculation_is_seen():
         health.calc_is_alive()
         health.on_cycle(cycle(NOTHING_DONE))
     assert not health.health.is_live
+
+
+FILES = {"PrometheusMetricsCertFile": "/c", "PrometheusMetricsKeyFile": "/k"}
+WITH_CA = FILES | {"PrometheusMetricsCAFile": "/ca"}
+
+
+@pytest.mark.parametrize(
+    ("raw", "demand", "expected"),
+    [
+        ({}, "NoClientCert", None),
+        (FILES, "NoClientCert", MetricsTls("/c", "/k")),
+        (WITH_CA, "NoClientCert", MetricsTls("/c", "/k")),
+        (WITH_CA, "RequireAndVerifyClientCert", MetricsTls("/c", "/k", "/ca")),
+        (WITH_CA, "RequireAnyClientCert", MetricsTls("/c", "/k", "/ca")),
+        (WITH_CA, "VerifyClientCertIfGiven", MetricsTls("/c", "/k", "/ca", True)),
+    ],
+)
+def test_what_the_metrics_page_demands_of_its_clients(raw, demand, expected):
+    config = configured(**raw, PrometheusMetricsClientAuth=demand)
+    assert metrics_tls(config) == expected
+
+
+@pytest.mark.parametrize("demand", ["RequireAndVerifyClientCert", "RequireAnyClientCert"])
+@pytest.mark.parametrize("raw", [{}, FILES, {"PrometheusMetricsCAFile": "/ca"}])
+def test_a_demand_that_could_not_be_checked_is_refused(raw, demand):
+    with pytest.raises(ConfigError, match="PrometheusMetricsClientAuth"):
+        metrics_tls(configured(**raw, PrometheusMetricsClientAuth=demand))
