@@ -86,8 +86,10 @@ class Policy:
     apply_on_forward: bool = False
 
     def governs(self, direction: Direction) -> bool:
-        """A stored policy without types governs both."""
-        return not self.types or direction.value in self.types
+        """A stored policy without types, or with words we do not know only, governs both: one that
+        governed neither would let through what it was written to deny."""
+        known = {one.value for one in Direction}.intersection(self.types)
+        return not known or direction.value in known
 
     def rules(self, direction: Direction) -> tuple[Rule, ...]:
         return self.ingress if direction is Direction.INGRESS else self.egress

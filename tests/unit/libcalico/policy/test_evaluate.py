@@ -680,8 +680,9 @@ def test_5_2_a_source_service_matches_addresses_only_and_an_unknown_one_nothing(
 # -- 5.3 types ----------------------------------------------------------------------------------
 
 
-def test_5_3_a_policy_read_without_types_governs_both_directions():
-    got = world(policy(types=[]))
+@pytest.mark.parametrize("types", [[], ["ingress"]])
+def test_5_3_a_policy_read_without_types_that_we_know_governs_both_directions(types):
+    got = world(policy(types=types))
     assert not to_web(got)
     assert not allowed(got, Packet.tcp(WEB, DB, 80))
 
