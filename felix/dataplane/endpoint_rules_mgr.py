@@ -19,7 +19,13 @@ from dataclasses import dataclass, field
 
 from felix.dataplane.nft_wanted import WantedRuleset
 from felix.dataplane.policy_mgr import PolicyBook
-from felix.intent import Intent, TierPolicies, WorkloadEndpointRemove, WorkloadEndpointUpdate
+from felix.intent import (
+    HostEndpointUpdate,
+    Intent,
+    TierPolicies,
+    WorkloadEndpointRemove,
+    WorkloadEndpointUpdate,
+)
 from felix.rules import nat
 from felix.rules.chain import Verdict, ifname_bytes
 from felix.rules.dispatch import (
@@ -35,6 +41,9 @@ from felix.rules.policy import policies_of, tier_chain_name, tier_rules
 from felix.rules.sets import MapValue, address_bytes, family_of
 from felix.rules.settings import RuleSettings
 from libcalico.model.keys import ResourceKey
+from libcalico.runtime import log
+
+LOG = log.get(__name__)
 
 VERSIONS = (4, 6)
 _MAPS = {"out": EGRESS_MAP.name, "in": INGRESS_MAP.name}
@@ -70,6 +79,7 @@ class EndpointRulesManager:
         self._uses: dict[str, _Uses] = {}
         self._tiers: dict[str, _TierUses] = {}
         self._floating: dict[str, str] = {}
+        self._unenforced: set[ResourceKey] = set()
 
     def on_intent(self, intent: Intent) -> None:
         if isinstance(intent, WorkloadEndpointUpdate):
@@ -79,6 +89,11 @@ class EndpointRulesManager:
             self._dirty_interfaces.add(intent.interface)
         elif isinstance(intent, WorkloadEndpointRemove):
             self._forget(intent.key)
+        elif isinstance(intent, HostEndpointUpdate):
+            # Said aloud, once per host endpoint: an administrator may believe the host protected.
+            if intent.key not in self._unenforced:
+                LOG.warning("host endpoint policy is not enforced", key=str(intent.key))
+            self._unenforced.add(intent.key)
 
     def _forget(self, key: ResourceKey) -> None:
         before = self._endpoint_by_key.pop(key, None)

@@ -308,6 +308,11 @@ class NftTable:
 
     # -------------------------------------------------------------------------------- reports
 
+    @property
+    def refused(self) -> dict[str, str]:
+        """What the kernel would not take, and why: the alarm, for metrics and health."""
+        return {str(item): aside.reason for item, aside in self._aside.items()}
+
     def dump(self) -> dict[str, object]:
         wanted = self.wanted
         return {
@@ -316,7 +321,7 @@ class NftTable:
             "members": {name: len(tracker.wanted) for name, tracker in wanted.members.items()},
             "dirty_members": sorted(wanted.dirty_members),
             "entries": {name: tracker.dump() for name, tracker in wanted.entries.items()},
-            "refused": {str(item): aside.reason for item, aside in self._aside.items()},
+            "refused": self.refused,
             "generation": self._generation,
             "resync": self._resync_reason,
         }

@@ -18,6 +18,11 @@ def test_every_address_of_a_workload_is_one_element_of_its_family():
     assert source_elements("cali1", nets, 6) == {name + ip_address("fd00::2").packed}
 
 
+def test_a_net_is_no_address():
+    assert source_elements("cali1", ("10.65.0.0/24", "fd00::/64"), 4) == set()
+    assert source_elements("cali1", ("10.65.0.0/24", "fd00::/64"), 6) == set()
+
+
 def test_allowed_prefixes_are_intervals_within_one_name():
     name = ifname_bytes("cali1")
     assert source_net_elements("cali1", ("10.0.0.0/8", "10.1.0.0/16", "fd00::/8"), 4) == {

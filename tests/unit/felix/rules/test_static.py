@@ -170,11 +170,12 @@ def test_duplicate_address_detection_has_no_source_yet(fake: FakeNft):
 
 @pytest.mark.parametrize("kind", [134, 137])
 @pytest.mark.parametrize("src", [LINK_LOCAL, A6])
-def test_router_advertisements_and_redirects_of_workloads_are_dropped(
-    fake: FakeNft, kind: int, src: str
-):
-    assert fake.deliver(icmpv6(src, kind), "cali1") == "drop"
-    assert fake.deliver(icmpv6(src, kind), "eth0") == "accept"
+async def test_router_advertisements_and_redirects_of_workloads_are_dropped(kind: int, src: str):
+    open_host = await make(RuleSettings(endpoint_to_host=HostAction.ACCEPT))
+    assert open_host.fake.deliver(icmpv6(src, 128), "cali1") == "accept"
+    assert open_host.fake.deliver(icmpv6(src, kind), "cali1") == "drop"
+    assert open_host.fake.forward(icmpv6(src, kind), "cali1", "cali2") == "drop"
+    assert open_host.fake.deliver(icmpv6(src, kind), "eth0") == "accept"
 
 
 def test_other_icmpv6_to_the_host_is_policed(fake: FakeNft):
