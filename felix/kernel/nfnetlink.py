@@ -153,13 +153,9 @@ class NfnetlinkSocket:
         while True:
             for received in iter_messages(self._transport.receive()):
                 if received.sequence != sequence:
-                    continue
-                if received.type == NLMSG_DONE:
-                    return
-                if received.type == NLMSG_ERROR:
-                    refusal = parse_error(received)
-                    if refusal is not None:
-                        raise refusal.failure("nfnetlink request", str(message_type))
+                    continue  # B2
+                if received.type in (NLMSG_DONE, NLMSG_ERROR):
+                    _check_end(received, message_type)
                     return
                 yield received
 
@@ -187,6 +183,13 @@ class NfnetlinkSocket:
         first = self._sequence + 1
         self._sequence += count
         return first
+
+
+def _check_end(received: Message, message_type: int) -> None:
+    """The last word on a request. Errors: ProgrammingFailed when it is a refusal."""
+    refusal = parse_error(received) if received.type == NLMSG_ERROR else None
+    if refusal is not None:
+        raise refusal.failure("nfnetlink request", str(message_type))
 
 
 def _batch_mark(kind: int, sequence: int, payload: bytes) -> bytes:

@@ -163,10 +163,14 @@ class FakeTable:
         for expression in (one for rule in chain.rules for one in rule.program):
             if expression.chain:
                 yield expression.chain
-            if expression.set_name and expression.set_name in self.sets:
-                for element in self.sets[expression.set_name].elements.values():
-                    if isinstance(element.value, Verdict) and element.value.chain:
-                        yield element.value.chain
+            yield from self.map_targets(expression.set_name)
+
+    def map_targets(self, name: str) -> Iterator[str]:
+        """Chains that the elements of a verdict map lead to; none for any other set."""
+        members = self.sets.get(name)
+        for element in members.elements.values() if members is not None else ():
+            if isinstance(element.value, Verdict) and element.value.chain:
+                yield element.value.chain
 
     def chain_users(self, name: str) -> int:
         jumps = sum(
