@@ -42,7 +42,7 @@ from libcalico.errors import (
     Transient,
     Unauthorized,
 )
-from libcalico.runtime import log
+from libcalico.runtime import log, unixsocket
 
 LOG = log.get(__name__)
 _UCRED = struct.Struct("=iII")
@@ -65,7 +65,7 @@ class Agent:
 
     async def serve(self, path: Path) -> None:
         """Bind `path` (replacing a socket a killed felix left) and serve until cancelled."""
-        listener = _bind(path)
+        listener = unixsocket.bind(path)
         server = await asyncio.start_unix_server(self._accept, sock=listener, backlog=512)
         LOG.info("CNI agent is listening", path=path)
         try:
@@ -240,19 +240,6 @@ class AttachmentLocks:
 
     def busy(self) -> int:
         return len(self._entries)
-
-
-def _bind(path: Path) -> socket.socket:
-    """A listening place with mode 0600 from its first moment: the umask sees to it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _unlink(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        listener.bind(str(path))
-    finally:
-        os.umask(before)
-    return listener
 
 
 def _unlink(path: Path) -> None:

@@ -22,6 +22,7 @@ import tempfile
 from pathlib import Path
 
 from libcalico.errors import ConfigError
+from libcalico.runtime.files import replace_file
 
 EXECUTABLES = ("calico", "calico-ipam")
 CONFLIST = "10-calico.conflist"
@@ -122,20 +123,8 @@ def _c_string(path: Path) -> str:
 
 
 def put(path: Path, data: bytes, mode: int) -> bool:
-    """Write by rename, unless content and mode are right already. Errors: ConfigError."""
+    """Whether the content was another one. Errors: ConfigError."""
     try:
-        if path.is_file() and path.read_bytes() == data and path.stat().st_mode & 0o777 == mode:
-            return False
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as out:
-                os.fchmod(out.fileno(), mode)
-                out.write(data)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        return replace_file(path, data, mode)
     except OSError as err:
         raise ConfigError("install-cni", str(path), err.strerror or str(err)) from err
-    return True

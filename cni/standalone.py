@@ -27,8 +27,7 @@ from cni.skel import Answer, CniError, Code, Invocation, Verb
 from ipam.client import IpamClient
 from libcalico.datastore.config import ConnectionConfig, connect, from_file, load
 from libcalico.errors import InvalidInput, SuiteError
-from libcalico.model.names import node_name
-from libcalico.runtime import log, paths
+from libcalico.runtime import log, nodename, paths
 
 DEADLINE_S = 60.0
 _ETCD_MEMBERS = ("etcd_endpoints", "etcd_key_file", "etcd_cert_file", "etcd_ca_cert_file")
@@ -99,17 +98,12 @@ def connection(config: Mapping[str, object], environ: Mapping[str, str]) -> Conn
 
 
 def node_of(config: Mapping[str, object], environ: Mapping[str, str]) -> str:
-    """nodename, else the file calico-node wrote, else the host's name (datamodel 1.7)."""
+    """The configuration's members, each before its equal in the rule of the whole node."""
     members = Members(config, "")
-    named = members.text("nodename") or environ.get("NODENAME", "")
-    if named:
-        return named
-    file = members.text("nodename_file") or str(paths.lib_dir(environ) / "nodename")
-    try:
-        found = Path(file).read_text().strip()
-    except OSError:
-        found = ""
-    return found or members.text("hostname") or node_name(os.uname().nodename)
+    named = members.text("nodename")
+    file = members.text("nodename_file")
+    hostname = members.text("hostname")
+    return named or nodename.resolve(environ, file=Path(file) if file else None, hostname=hostname)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ for it. The kernel stays as it is meanwhile.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +24,7 @@ from libcalico.errors import ConfigError, DecodeError, RestartRequired, Transien
 from libcalico.model import ClusterInformation, FelixConfiguration, Node
 from libcalico.model.codec import decode
 from libcalico.model.keys import ResourceKey, parse, path_of, prefix_of
-from libcalico.model.names import node_name
-from libcalico.runtime import log
+from libcalico.runtime import log, nodename
 from libcalico.runtime.backoff import Backoff, Throttle
 from libcalico.runtime.clock import Clock
 from libcalico.runtime.config import Changes, Layer, LiveConfig, environment_layer, file_layer
@@ -63,12 +61,12 @@ def local_file(path: Path | None) -> Layer:
 def read_local(environ: Mapping[str, str], path: Path | None) -> LocalSettings:
     """Errors: ConfigError, InvalidInput for a bad calicoctl.cfg."""
     live = LiveConfig(SCHEMA, local_layers(environ, path))
-    chosen = live.config.felix_hostname or environ.get("NODENAME", "") or socket.gethostname()
+    node = live.config.felix_hostname or nodename.resolve(environ)
     own = etcd_environment(live.config, environ)
     # Felix's own parameters and the environment are enough; calicoctl.cfg is for those who have
     # written their datastore down there and nowhere else.
     connection = from_environment(own) if own.get("ETCD_ENDPOINTS") else load(None, own)
-    return LocalSettings(live, node_name(chosen), connection, path)
+    return LocalSettings(live, node, connection, path)
 
 
 class ConfigWatcher:

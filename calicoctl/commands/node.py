@@ -5,9 +5,7 @@ Layer: edge (processes of this network namespace, calico-bgp's control socket).
 
 from __future__ import annotations
 
-import json
 import os
-import socket
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +15,7 @@ import click
 
 from calicoctl.boxes import draw
 from calicoctl.results import CommandFailed
-from libcalico.runtime import paths
+from libcalico.runtime import paths, unixsocket
 
 HEADERS = ("PEER ADDRESS", "PEER TYPE", "STATE", "SINCE", "INFO")
 PEER_TYPES = {"mesh": "node-to-node mesh", "node": "node specific", "global": "global"}
@@ -68,22 +66,14 @@ def is_running() -> bool:
 def ask_speaker(control: Path) -> Sequence[dict[str, Any]] | None:
     """The sessions of calico-bgp; None when it does not answer. Errors: CommandFailed."""
     try:
-        with socket.socket(socket.AF_UNIX) as link:
-            link.settimeout(_TIMEOUT_S)
-            link.connect(str(control))
-            link.sendall(b'{"command": "peers"}\n')
-            received = b""
-            while not received.endswith(b"\n"):
-                part = link.recv(65536)
-                if not part:
-                    break
-                received += part
-    except OSError:
+        answer = unixsocket.ask(control, {"command": "peers"}, _TIMEOUT_S)
+    except unixsocket.NoAnswer:
         return None
-    try:
-        found: Sequence[dict[str, Any]] = json.loads(received)["peers"]
-    except (ValueError, KeyError) as err:
-        raise CommandFailed(f"calico-bgp gave an unexpected answer: {received[:200]!r}") from err
+    except unixsocket.BadAnswer as err:
+        raise CommandFailed(str(err)) from err
+    if "peers" not in answer:
+        raise CommandFailed(f"calico-bgp gave an unexpected answer: {answer}")
+    found: Sequence[dict[str, Any]] = answer["peers"]
     return found
 
 

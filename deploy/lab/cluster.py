@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from deploy.lab.topology import (
     Machine,
     Options,
 )
+from libcalico.runtime import unixsocket
 
 BIN = Path(sys.executable).parent
 Say = Callable[[str], None]
@@ -278,13 +278,13 @@ class Cluster:
     def peers(self, name: str) -> dict[str, str]:
         """Neighbour address -> session state, asked from the node's calico-bgp."""
         control = self.state.node_directory(name) / "run/bgp/control.sock"
-        answer = ask(control, {"command": "peers"})
+        answer = unixsocket.ask(control, {"command": "peers"}, timeout_s=5)
         return {peer["address"]: peer["state"] for peer in answer.get("peers", ())}
 
     def established(self, name: str) -> set[str]:
         try:
             found = self.peers(name)
-        except OSError:
+        except (unixsocket.NoAnswer, unixsocket.BadAnswer):
             return set()
         return {address for address, state in found.items() if state.lower() == "established"}
 
@@ -325,22 +325,6 @@ class Cluster:
 
     def destroy(self) -> None:
         destroy(self.state.name, self._say)
-
-
-def ask(control: Path, request: dict[str, str]) -> dict[str, list[dict[str, str]]]:
-    """One request to a calico-bgp control socket: a JSON line there, a JSON line back."""
-    with socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(5)
-        link.connect(str(control))
-        link.sendall(json.dumps(request).encode() + b"\n")
-        received = b""
-        while not received.endswith(b"\n"):
-            chunk = link.recv(65536)
-            if not chunk:
-                break
-            received += chunk
-    answer: dict[str, list[dict[str, str]]] = json.loads(received or b"{}")
-    return answer
 
 
 def up(name: str, options: Options, say: Say = quiet) -> Cluster:

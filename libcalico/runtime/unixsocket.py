@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from libcalico.errors import Transient, WireError
+from libcalico.errors import InvalidInput, Transient
 
 ANSWER_BYTES = 64 << 20
 
@@ -32,6 +32,17 @@ class NoAnswer(Transient):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
+
+
+class BadAnswer(InvalidInput):
+    """What listens there does not speak our language."""
+
+    def __init__(self, path: Path, received: bytes) -> None:
+        super().__init__(path, received)
+        self.path, self.received = path, received
+
+    def __str__(self) -> str:
+        return f"{self.path} gave an unexpected answer: {self.received[:200]!r}"
 
 
 def bind(path: Path) -> socket.socket:
@@ -54,7 +65,7 @@ def bind(path: Path) -> socket.socket:
 
 
 def ask(path: Path, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-    """One JSON line there, one JSON object back. Errors: NoAnswer, WireError."""
+    """One JSON line there, one JSON object back. Errors: NoAnswer, BadAnswer."""
     deadline = time.monotonic() + timeout_s
     try:
         with socket.socket(socket.AF_UNIX) as link:
@@ -66,12 +77,14 @@ def ask(path: Path, request: Mapping[str, Any], timeout_s: float) -> dict[str, A
         raise NoAnswer(path, f"no answer within {timeout_s:g} s") from err
     except OSError as err:
         raise NoAnswer(path, err.strerror or str(err)) from err
+    if not received:
+        raise NoAnswer(path, "closed without an answer")
     try:
         answer = json.loads(received)
     except ValueError as err:
-        raise WireError(f"{path} gave an unexpected answer: {received[:200]!r}") from err
+        raise BadAnswer(path, received) from err
     if not isinstance(answer, dict):
-        raise WireError(f"{path} gave an unexpected answer: {received[:200]!r}")
+        raise BadAnswer(path, received)
     return answer
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from libcalico.errors import WireError
-from libcalico.runtime.unixsocket import NoAnswer, ask, bind
+from libcalico.runtime.unixsocket import BadAnswer, NoAnswer, ask, bind
 
 REQUEST = {"command": "peers"}
 
@@ -66,10 +65,16 @@ def test_a_question_gets_its_answer_also_in_parts(tmp_path: Path):
     assert seen == [b'{"command": "peers"}\n']
 
 
-@pytest.mark.parametrize("answer", [b"", b"oops\n", b"[1]\n", b'{"peers": '])
+@pytest.mark.parametrize("answer", [b"oops\n", b"[1]\n", b'{"peers": '])
 def test_an_answer_that_is_none_is_a_fault_of_the_other_side(tmp_path: Path, answer: bytes):
     path = tmp_path / "s"
-    with serving(path, lambda link, line: link.sendall(answer)), pytest.raises(WireError):
+    with serving(path, lambda link, line: link.sendall(answer)), pytest.raises(BadAnswer):
+        ask(path, REQUEST, 5)
+
+
+def test_one_that_closes_without_a_word_is_no_answer(tmp_path: Path):
+    path = tmp_path / "s"
+    with serving(path, lambda link, line: None), pytest.raises(NoAnswer, match="without an answer"):
         ask(path, REQUEST, 5)
 
 
@@ -106,5 +111,5 @@ def test_an_endless_answer_is_not_collected_for_ever(tmp_path: Path):
             link.sendall(b" " * 65536)
 
     path = tmp_path / "s"
-    with serving(path, flood), pytest.raises(WireError):
+    with serving(path, flood), pytest.raises(BadAnswer):
         ask(path, REQUEST, 20)

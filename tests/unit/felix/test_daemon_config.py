@@ -51,7 +51,7 @@ def test_the_environment_wins_over_the_file_and_names_the_node(tmp_path: Path):
     local = read_local(ENVIRON | {"FELIX_INTERFACEPREFIX": "cali,tap"}, file)
     assert local.live.config.interface_prefixes == ("cali", "tap")
     assert local.live.config.log_severity_screen == "DEBUG"
-    assert local.node == "node-1"
+    assert local.node == "Node-1"  # a chosen name is used as it is
     assert local.connection.etcd().endpoints == ("http://127.0.0.1:2379",)
 
 
