@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from felix.config import FelixConfig
+from felix.daemon_notices import GapNotices
 from felix.dataplane.conntrack_table import ConntrackTable
 from felix.dataplane.endpoint_mgr import EndpointManager, EndpointSettings
 from felix.dataplane.link_monitor import LinkMonitor
@@ -122,7 +123,7 @@ def build_dataplane(
     tables = routes if settings.programs_routes else []
     loop = Dataplane(
         DataplaneParts(
-            managers=[*nft.managers, endpoints, status],
+            managers=[*nft.managers, endpoints, status, GapNotices()],
             stages=[
                 Stage(nft.table, config.nftables_refresh_interval_s, is_vital=True),
                 Stage(sysctls, config.interface_refresh_interval_s),

@@ -124,6 +124,7 @@ class ReportOptions:
     def of(cls, config: FelixConfig, node: str) -> ReportOptions:
         return cls(
             node,
+            region=config.openstack_region,
             reports_endpoints=config.endpoint_reporting_enabled,
             delay_s=config.endpoint_reporting_delay_s,
             interval_s=config.reporting_interval_s,

@@ -5,8 +5,8 @@ in the datastore) are given by the daemon and do the I/O.
 
 An endpoint is "up" when its interface runs and its routes, settings and policy are in the kernel;
 "down" when the interface does not run or the endpoint is switched off; "error" when the kernel
-refuses something. A host endpoint is "up" when an interface matches and runs, "down" when it
-matches and does not run, "error" when nothing on this node matches.
+refuses something. A host endpoint is never "up": nothing enforces its policy yet. It is "down" when
+a matching interface does not run, else "error".
 
 Invariants:
   T1  a sink hears of a status only when it changed; everything is said once after a start;
@@ -25,6 +25,8 @@ from felix.intent import HostEndpointRemove, HostEndpointUpdate, Intent
 from libcalico.model.keys import ResourceKey
 
 ANY_INTERFACE = "*"
+# The rules have no chains for host endpoints: "up" would promise a policy that is not there.
+_NOT_ENFORCED = EndpointStatus.ERROR
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +113,12 @@ class StatusManager:
         if endpoint is None:
             return None
         if endpoint.interface == ANY_INTERFACE:
-            return EndpointReport(key, EndpointStatus.UP, ANY_INTERFACE)
+            return EndpointReport(key, _NOT_ENFORCED, ANY_INTERFACE)
         matching = [state for state in self._interfaces.values() if _matches(endpoint, state)]
         if not matching:
             return EndpointReport(key, EndpointStatus.ERROR, endpoint.interface)
         is_running = any(state.is_running for state in matching)
-        status = EndpointStatus.UP if is_running else EndpointStatus.DOWN
+        status = _NOT_ENFORCED if is_running else EndpointStatus.DOWN
         return EndpointReport(key, status, matching[0].name)
 
     def _publish(self, key: ResourceKey, report: EndpointReport | None) -> None:

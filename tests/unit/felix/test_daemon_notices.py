@@ -9,7 +9,15 @@ import pytest
 
 from felix import daemon
 from felix.config import SCHEMA
-from felix.daemon_notices import InertNotices, inert_notices
+from felix.daemon_notices import GapNotices, InertNotices, inert_notices
+from felix.intent import (
+    HostEndpointRemove,
+    HostEndpointUpdate,
+    Intent,
+    PoolRemove,
+    PoolUpdate,
+)
+from libcalico.model.keys import ResourceKey
 from libcalico.runtime.config import Layer, LiveConfig, Source
 
 ENVIRON = {"NODENAME": "n1", "ETCD_ENDPOINTS": "http://127.0.0.1:2379"}
@@ -79,3 +87,52 @@ def test_check_config_names_what_has_no_effect(monkeypatch, capsys, tmp_path: Pa
     said = capsys.readouterr()
     assert said.out == "configuration is good\n"
     assert said.err == "calico-felix: file: RouteSource: accepted, no effect yet\n"
+
+
+class Gaps:
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        self.notices, self._caplog = GapNotices(), caplog
+
+    def said(self, *intents: Intent) -> list[str]:
+        self._caplog.clear()
+        with self._caplog.at_level(logging.WARNING):
+            for intent in intents:
+                self.notices.on_intent(intent)
+            self.notices.complete_deferred_work()
+        return [
+            " ".join([record.getMessage(), *map(str, record.fields.values())])
+            for record in self._caplog.records
+        ]
+
+
+@pytest.fixture
+def gaps(caplog: pytest.LogCaptureFixture) -> Gaps:
+    return Gaps(caplog)
+
+
+def host(name: str, interface: str = "eth0") -> HostEndpointUpdate:
+    return HostEndpointUpdate(ResourceKey("HostEndpoint", name), interface, (), (), ())
+
+
+def test_each_host_endpoint_is_said_to_be_without_effect_once(gaps):
+    first, second = gaps.said(host("one"), host("two"), host("one", "eth1"))
+    assert "host endpoints are not enforced yet" in first
+    assert ("one" in first, "two" in second) == (True, True)
+    assert gaps.said(host("one")) == []
+    assert gaps.said(HostEndpointRemove(ResourceKey("HostEndpoint", "one"))) == []
+    assert len(gaps.said(host("one"))) == 1
+
+
+@pytest.mark.parametrize(
+    "modes", [("Always", "Never"), ("Never", "CrossSubnet")], ids=("ipip", "vxlan")
+)
+def test_each_pool_that_wants_tunnels_is_said_once(gaps, modes):
+    (line,) = gaps.said(PoolUpdate("10.0.0.0/16", False, *modes))
+    assert "no tunnels yet" in line
+    assert "10.0.0.0/16" in line
+    assert gaps.said(PoolUpdate("10.0.0.0/16", True, *modes)) == []
+    assert gaps.said(PoolUpdate("10.1.0.0/16", True)) == []
+    assert gaps.said(PoolUpdate("10.0.0.0/16", True)) == []
+    assert len(gaps.said(PoolUpdate("10.0.0.0/16", True, *modes))) == 1
+    assert gaps.said(PoolRemove("10.0.0.0/16")) == []
+    assert len(gaps.said(PoolUpdate("10.0.0.0/16", True, *modes))) == 1

@@ -242,8 +242,11 @@ async def test_an_interval_of_zero_is_no_report():
 
 def test_options_come_from_the_configuration():
     config = configured(
-        EndpointReportingEnabled="true", ReportingIntervalSecs="5", ReportingTTLSecs="9"
+        EndpointReportingEnabled="true",
+        ReportingIntervalSecs="5",
+        ReportingTTLSecs="9",
+        OpenstackRegion="east",
     )
     assert ReportOptions.of(config, "n1") == ReportOptions(
-        "n1", reports_endpoints=True, interval_s=5.0, ttl_s=9.0
+        "n1", "east", reports_endpoints=True, interval_s=5.0, ttl_s=9.0
     )

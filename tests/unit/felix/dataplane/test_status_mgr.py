@@ -130,7 +130,9 @@ def test_a_host_endpoint_follows_its_interface(world):
     world.manager.on_interface("eth0", InterfaceState("eth0", 2, True, False))
     assert world.applied() == [(HOST, DOWN)]
     world.manager.on_interface("eth0", InterfaceState("eth0", 2, True, True))
-    assert world.applied() == [(HOST, UP)]
+    assert world.applied() == [(HOST, ERROR)], "running, but nothing enforces its policy"
+    world.manager.on_interface("eth0", InterfaceState("eth0", 2, True, False))
+    assert world.applied() == [(HOST, DOWN)]
     world.manager.on_interface("eth0", None)
     assert world.applied() == [(HOST, ERROR)]
     world.manager.on_intent(HostEndpointRemove(HOST))
@@ -143,10 +145,10 @@ def test_a_host_endpoint_without_interface_is_found_by_its_address(world, addres
     world.manager.on_interface("eth0", InterfaceState("eth0", 2, True, True, ("203.0.113.1",)))
     assert world.applied() == [(HOST, ERROR)]
     world.manager.on_interface("eth1", InterfaceState("eth1", 3, True, True, (address,)))
-    assert world.applied() == [(HOST, UP)]
+    assert world.applied() == [(HOST, ERROR)]
     assert world.sink.reports[HOST].interface == "eth1"
 
 
-def test_a_host_endpoint_for_all_interfaces_is_always_up(world):
+def test_a_host_endpoint_for_all_interfaces_is_not_up_while_nothing_enforces_it(world):
     world.manager.on_intent(host("*"))
-    assert world.applied() == [(HOST, UP)]
+    assert world.applied() == [(HOST, ERROR)]
