@@ -80,14 +80,27 @@ async def set_of_10k(ours: Namespace, theirs: Namespace) -> dict[str, Any]:
     text = "table inet calico {\n set bench {\n type ipv4_addr\n flags interval\n elements = { "
     text += ", ".join(sorted(members)) + " }\n }\n}\n"
     ours_ms, theirs_ms = [], []
+    # A set is programmed with what uses it: a policy of a workload.
+    users = [
+        allow_all_profile(),
+        PolicyUpdate(policy_key("bench"), "default", (rule_from("s:bench"),), ()),
+        workload("w", "cali0", "10.200.0.1/32", tiers=(tier(ingress=["bench"]),)),
+    ]
     with node_in(ours) as node, _file(text) as path:
-        await node.push()
+        await push(node, *users)
         for _ in range(ROUNDS):
             ours_ms.append(await _milliseconds(lambda: push(node, update)))
+            listed = await node.kernel.read()
+            if len(listed.elements["set-s.bench-4"]) != MEMBERS:
+                raise RuntimeError("the set is not in the kernel")
             await push(node, SetRemove("s:bench"))
             theirs_ms.append(await _milliseconds(lambda: _nft(theirs, "-f", path)))
             theirs.run("nft", "flush", "ruleset")
     return _entry("set-10k", ours_ms, theirs_ms, "nft -f of the same set", limit=RATIO_LIMIT)
+
+
+def rule_from(set_id: str) -> CompiledRule:
+    return CompiledRule(Action.ALLOW, 0, source=EntityMatch(sets=(set_id,)))
 
 
 async def push(node: Node, *intents: Intent) -> None:

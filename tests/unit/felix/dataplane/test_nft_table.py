@@ -328,7 +328,8 @@ async def test_a_lost_answer_leads_to_a_reading_before_the_next_write(node: Fake
         raise ProgrammingFailed("nfnetlink receive", "", errno.ENOBUFS)
 
     node.fake.receive = fail  # type: ignore[method-assign]
-    result = await node.push(policy("friends", [DENY], [ALLOW]))
+    closed = [DENY, rule(source=EntityMatch(sets=("s:friends",)))]
+    result = await node.push(policy("friends", closed, [ALLOW]))
     assert result.failed == 1
     node.fake.receive = receive  # type: ignore[method-assign]
     before = node.fake.commits
@@ -336,6 +337,22 @@ async def test_a_lost_answer_leads_to_a_reading_before_the_next_write(node: Fake
     assert not result.failed
     assert node.fake.commits == before, "it had been written: nothing to do"
     assert into_a(node) == "drop"
+
+
+async def test_a_change_by_others_beside_our_own_write_is_looked_for(node: FakeNode):
+    """Their commit and ours both moved the generation: ours alone would have moved it by one."""
+
+    def break_something() -> None:
+        (table,) = node.fake.tables.values()
+        table.sets["dispatch-ingress"].elements.clear()
+        node.fake.touch()
+
+    node.fake.before_next_batch(break_something)
+    await node.push(policy("friends", [ALLOW], [ALLOW]))
+    assert into_a(node) == "drop"
+    node.table.queue_resync("refresh")
+    await node.push()
+    assert into_a(node) == "accept"
 
 
 async def test_a_batch_refused_as_a_whole_fails_the_apply(node: FakeNode):
