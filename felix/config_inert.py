@@ -38,6 +38,7 @@ _FAILSAFE_IN = (
 )
 _FAILSAFE_OUT = "udp:53,udp:67,tcp:179,tcp:2379,tcp:2380,tcp:5473,tcp:6443,tcp:6666,tcp:6667"
 
+NO_EFFECT = "accepted, no effect yet"
 # Nobody sets these: they come out of Node and ClusterInformation objects.
 FACTS = frozenset(
     {

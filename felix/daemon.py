@@ -35,7 +35,7 @@ from cni.addresses import Addresses
 from cni.agent import Agent
 from cni.endpoints import EndpointStore
 from cni.facts import ClusterFacts
-from felix import daemon_commands
+from felix import config_page, daemon_commands
 from felix.calc.graph import CalcGraph
 from felix.config import FelixConfig
 from felix.daemon_commands import GRAPH_KINDS
@@ -81,6 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(sys.argv[1:] if argv is None else argv)
     path = None if options.config_file is None else Path(options.config_file)
     log.setup("info")
+    if options.command == "parameters":
+        sys.stdout.write(config_page.page())
+        return 0
     try:
         if options.command == "check-config":
             return daemon_commands.check_config(os.environ, path)
@@ -109,9 +112,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "command",
         nargs="?",
         default="run",
-        choices=("run", "check-config", "render"),
+        choices=("run", "check-config", "render", "parameters"),
         help="run (default): the agent; check-config: say what is wrong with file and environment;"
-        " render: print the nft script for this node",
+        " render: print the nft script for this node; parameters: print the reference page",
     )
     return parser.parse_args(argv)
 

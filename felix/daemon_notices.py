@@ -11,13 +11,12 @@ from __future__ import annotations
 import dataclasses
 
 from felix.config import SCHEMA, FelixConfig
-from felix.config_inert import FACTS, InertParams
+from felix.config_inert import FACTS, NO_EFFECT, InertParams
 from felix.intent import HostEndpointRemove, HostEndpointUpdate, Intent, PoolRemove, PoolUpdate
 from libcalico.runtime import log
 from libcalico.runtime.config import LiveConfig, Source
 
 LOG = log.get(__name__)
-NO_EFFECT = "accepted, no effect yet"
 INERT = frozenset(item.name for item in dataclasses.fields(InertParams))
 _REPORTED = INERT - FACTS
 

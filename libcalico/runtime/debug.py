@@ -1,8 +1,8 @@
 """One file with everything a process knows: state dumps on request.
 
 Layer: runtime edge. Every stateful object has a `dump()` and is registered under a name; SIGUSR1
-(see `supervise`) writes them all into one JSON file in the log directory, `calicoctl node diags`
-fetches it, tests load it.
+(see `supervise`) writes them all into one JSON file in the log directory, for people and tests to
+read.
 
   B1  one object that cannot be dumped costs its own entry, not the file;
   B2  files are written for root only (0600) and renamed into place; the oldest of more than
