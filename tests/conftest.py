@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.support.etcd import (  # noqa: F401  (fixtures)
@@ -29,6 +30,12 @@ from tests.support.etcd import (  # noqa: F401  (fixtures)
 
 LAST_WORDS_S = 2.0
 UNIT = Path(__file__).parent / "unit"
+
+
+# The gate draws the same examples every time; `make hunt` draws new ones, many more, until stopped.
+hypothesis.settings.register_profile("gate", derandomize=True, deadline=None, print_blob=True)
+hypothesis.settings.register_profile("hunt", deadline=None, max_examples=2000, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 
 
 @pytest.hookimpl(wrapper=True)
