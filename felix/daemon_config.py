@@ -19,7 +19,7 @@ from pathlib import Path
 from felix.config import DEFAULT_FILE, SCHEMA, FelixConfig, etcd_environment
 from felix.config_datastore import DatastoreSettings
 from libcalico.datastore.api import Datastore
-from libcalico.datastore.config import ConnectionConfig, from_environment, load
+from libcalico.datastore.config import ConnectionConfig, for_daemon
 from libcalico.errors import ConfigError, DecodeError, RestartRequired, Transient, Unauthorized
 from libcalico.model import ClusterInformation, FelixConfiguration, Node
 from libcalico.model.codec import decode
@@ -63,10 +63,7 @@ def read_local(environ: Mapping[str, str], path: Path | None) -> LocalSettings:
     live = LiveConfig(SCHEMA, local_layers(environ, path))
     node = live.config.felix_hostname or nodename.resolve(environ)
     own = etcd_environment(live.config, environ)
-    # Felix's own parameters and the environment are enough; calicoctl.cfg is for those who have
-    # written their datastore down there and nowhere else.
-    connection = from_environment(own) if own.get("ETCD_ENDPOINTS") else load(None, own)
-    return LocalSettings(live, node, connection, path)
+    return LocalSettings(live, node, for_daemon(own), path)
 
 
 class ConfigWatcher:

@@ -217,6 +217,11 @@ class Policy:
     def _rule(self, rule: FilterRule) -> Rule:
         if rule.action not in ("Accept", "Reject"):
             raise ValueError(f"unknown action {rule.action!r}")
+        # A condition we do not know must not be read as no condition: with Accept it would open.
+        if rule.source and rule.source != "RemotePeers":
+            raise ValueError(f"unknown source {rule.source!r}")
+        if rule.peer_type and rule.peer_type not in ("eBGP", "iBGP"):
+            raise ValueError(f"unknown peerType {rule.peer_type!r}")
         bit = 0
         if rule.cidr:
             lengths = rule.prefix_length
