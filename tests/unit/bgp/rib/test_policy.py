@@ -178,6 +178,8 @@ def test_operations_of_an_accepting_rule():
 
 
 NONSENSE = {
+    "source": BGPFilterRuleV4(action="Accept", source="Somewhere"),
+    "peer type": BGPFilterRuleV4(action="Accept", peer_type="cBGP"),
     "action": BGPFilterRuleV4(action="Maybe"),
     "operator": reject(cidr="10.0.0.0/8", match_operator="Near"),
     "cidr": reject(cidr="10.0.0.0/99", match_operator="In"),
