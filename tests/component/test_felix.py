@@ -96,7 +96,9 @@ async def test_orphans_stay_until_the_datastore_is_in_sync_and_go_then(world):
     world.datastore.fail_next(count=10**6, operations=["list"], prefix=_prefix("networkpolicies"))
     async with world.running(in_sync=False):
         await world.until(lambda: world.felix is not None)
-        await asyncio.sleep(0.3)
+        (fault,) = world.datastore._faults
+        left = fault.remaining
+        await world.until(lambda: left - fault.remaining >= 3)  # it has tried, and tried again
         assert world.routes() == {A, B, A6, B6, "10.65.0.99/32"}
         assert passes(world)
         world.datastore._faults.clear()
@@ -108,11 +110,11 @@ def _prefix(plural: str) -> str:
     return f"/calico/resources/v3/projectcalico.org/{plural}"
 
 
-async def test_a_datastore_that_is_away_at_start_is_waited_for(world):
+async def test_a_datastore_that_is_away_at_start_is_waited_for(world, caplog):
     two_pods(world)
     world.datastore.partition()
     async with world.running(in_sync=False):
-        await asyncio.sleep(0.2)
+        await world.until(lambda: "waiting for the datastore" in caplog.text)
         assert world.felix is None
         world.datastore.heal()
         await world.until(lambda: world.routes() == {A, B, A6, B6})
@@ -124,7 +126,7 @@ async def test_a_datastore_that_goes_away_leaves_everything_and_comes_back_with_
         await world.settled()
         world.datastore.partition()
         world.erase(workload("b", B))
-        await asyncio.sleep(0.2)
+        await world.settled()
         assert world.routes() == {A, B, A6, B6}
         index = world.kernel.link("calia").ifindex
         world.kernel.drop_route(device_route(A, index, protocol=3, metric=1024))
@@ -171,9 +173,12 @@ async def test_while_the_filter_cannot_be_written_no_new_route_appears(world):
         world.nft.refuse_batches(errno.ENOMEM)
         world.wire("c")
         world.store(workload("c", "10.65.0.3/32"))
-        await asyncio.sleep(0.3)
-        assert "10.65.0.3/32" not in world.routes()
         key = workload("c", A)[0]
+        await world.until(lambda: world.felix.dataplane.endpoints.endpoint(key) is not None)
+        for _ in range(3):
+            report = await world.felix.dataplane.loop.flush()
+            assert not report.is_filtering
+        assert "10.65.0.3/32" not in world.routes()
         world.nft.allow()
         await world.until(lambda: "10.65.0.3/32" in world.routes())
         await world.until(lambda: world.felix.dataplane.endpoints.status(key) is EndpointStatus.UP)
@@ -412,8 +417,10 @@ async def test_a_datastore_that_is_locked_ends_the_process_and_the_next_one_wait
         world.store(cluster(ready=False))
         await world.until(lambda: world.process._stopping.is_set())
     assert world.exit_code == 129
+    asked = ("get", path_of(cluster()[0]))
+    before = world.datastore.calls.count(asked)
     async with world.running(in_sync=False):
-        await asyncio.sleep(0.2)
+        await world.until(lambda: world.datastore.calls.count(asked) - before >= 2)
         assert world.felix is None
         assert world.routes() == {A, B, A6, B6}
         world.store(cluster())
