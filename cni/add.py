@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
@@ -113,17 +114,16 @@ class AddOperation:
                 netns=request.netns,
                 addresses=assigned,
                 mtu_bytes=conf.mtu_bytes or settings.mtu_bytes,
-                mac=conf.mac,
+                # Ours to choose, so that the record need not wait for the kernel's choice.
+                mac=conf.mac or random_mac(),
                 routes=() if conf.default_routes else None,
                 allow_ip_forwarding=conf.allow_ip_forwarding,
             )
+            endpoint = build(workload, conf, addresses=assigned, mac=wire.mac)
             undo.append(lambda: asyncio.to_thread(veth.delete_in_pod, wire.netns, wire.pod_name))
-            made = await _in_thread(lambda: veth.create(wire))
-            endpoint = build(workload, conf, addresses=assigned, mac=made.mac)
             undo.append(lambda: self.programmer.retract(workload.key))
             undo.append(lambda: self._forget(workload))
-            revision = await self._program_and_record(workload, endpoint, existing)
-            await self.programmer.confirm(workload.key, revision)
+            made = await self._make(wire, workload, endpoint, existing)
         except (AlreadyExists, Conflict, NotFound) as err:
             await _undo_all(undo, workload)
             raise CniError(
@@ -140,20 +140,21 @@ class AddOperation:
         )
         return _result(wire, mac=made.mac, mtu_bytes=made.mtu_bytes)
 
-    async def _program_and_record(
-        self, workload: Workload, endpoint: WorkloadEndpoint, existing: Stored | None
-    ) -> int:
-        """Kernel and datastore at once: neither waits for the other, the answer for both."""
-        programmed, revision = await asyncio.gather(
-            self.programmer.program(workload.key, endpoint),
-            self.store.save(endpoint, existing),
-            return_exceptions=True,
-        )
-        for outcome in (programmed, revision):
-            if isinstance(outcome, BaseException):
-                raise outcome
-        assert isinstance(revision, int)
-        return revision
+    async def _make(
+        self, wire: PodWire, workload: Workload, endpoint: WorkloadEndpoint, existing: Stored | None
+    ) -> veth.MadeWire:
+        """Wire and policy, and the record meanwhile: the datastore's answer is waited for last."""
+        recording = asyncio.ensure_future(self.store.save(endpoint, existing))
+        try:
+            made = await _in_thread(lambda: veth.create(wire))
+            await self.programmer.program(workload.key, endpoint)
+            await self.programmer.confirm(workload.key, await recording)
+        except BaseException:
+            # Whatever is undone now must find the record written or not, never on its way.
+            recording.cancel()
+            await asyncio.wait({recording})
+            raise
+        return made
 
     async def _forget(self, workload: Workload) -> None:
         """Remove the record of this container, if it came to one."""
@@ -164,6 +165,13 @@ class AddOperation:
 
 def existing_handle(request: Request) -> str:
     return f"{request.network}.{request.container_id}"
+
+
+def random_mac() -> str:
+    """Locally administered, unicast (IEEE 802: the two low bits of the first octet)."""
+    octets = bytearray(os.urandom(6))
+    octets[0] = octets[0] & 0xFC | 0x02
+    return octets.hex(":")
 
 
 async def _in_thread(work: Callable[[], veth.MadeWire]) -> veth.MadeWire:
