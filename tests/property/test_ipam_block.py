@@ -1,12 +1,15 @@
 """A block under any sequence of operations: B1-B5 of ipam.blocks, against a plain model.
 
 The model: who holds which ordinal, which are cooling since when, and the order in which they became
-free. The block goes through the codec before every step, as it does in life.
+free. The block goes through the codec before every step, as it does in life. What a reader collects
+stays its own knowledge until it writes: the next one, with its own cooldown, starts from the store.
 """
 
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import dataclass, field, replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -31,6 +34,37 @@ ORDINALS = st.integers(0, 15)
 COOLDOWNS = st.sampled_from([0, 0, 5, 30])
 
 
+@dataclass
+class Model:
+    """What a block says, in plain words."""
+
+    free: list[int]
+    held: dict[int, tuple[Holder, int]] = field(default_factory=dict)
+    cooling: dict[int, int] = field(default_factory=dict)
+
+    def copy(self) -> Model:
+        return replace(self, free=list(self.free), held=dict(self.held), cooling=dict(self.cooling))
+
+    def collect(self, now: float, cooldown: float) -> None:
+        """Everything that has rested, whoever released it, in the order of the ordinals."""
+        for ordinal in sorted(self.cooling):
+            if self.cooling[ordinal] < now - cooldown:
+                del self.cooling[ordinal]
+                self.free.append(ordinal)
+
+    def take(self, ordinals: tuple[int, ...], holder: Holder, sequence: int) -> None:
+        for ordinal in ordinals:
+            self.free.remove(ordinal)
+            self.held[ordinal] = (holder, sequence)
+
+    def give(self, ordinals: list[int], now: float, cooldown: float) -> None:
+        for ordinal in ordinals:
+            del self.held[ordinal]
+            self.cooling[ordinal] = int(now)
+        # The pass after a release runs a moment later, and over the whole block (§2.6, step 3).
+        self.collect(math.nextafter(now, math.inf), cooldown)
+
+
 class BlockMachine(RuleBasedStateMachine):
     """One /28 or /124."""
 
@@ -39,32 +73,26 @@ class BlockMachine(RuleBasedStateMachine):
         cidr = "fd00:10::40/124" if v6 else "10.10.3.64/28"
         self.block = blocks.new_block(cidr, 1000, WINDOWS_RESERVED if windows else None)
         self.reserved_by_host = {0, 1, 2, 15} if windows else set()
-        self.held: dict[int, tuple[Holder, int]] = {}
-        self.cooling: dict[int, float] = {}
-        self.free = [i for i in range(16) if i not in self.reserved_by_host]
+        self.stored = Model([i for i in range(16) if i not in self.reserved_by_host])
         self.now = START
         self.cooldown = 0.0
 
-    def open(self) -> BlockDraft:
-        """The block as the next process reads it."""
+    def open(self) -> tuple[BlockDraft, Model]:
+        """The block as the next process reads it, and what the model says that process sees."""
         raw = codec.encode(self.block)
         again = codec.decode_as(Block, BlockKey(self.block.cidr), raw, 1)
         assert again == self.block
         draft = BlockDraft(again)
         draft.collect(self.now, self.cooldown)
-        self.collect(self.now)
-        return draft
+        model = self.stored.copy()
+        model.collect(self.now, self.cooldown)
+        return draft, model
 
-    def write(self, draft: BlockDraft) -> None:
+    def write(self, draft: BlockDraft, model: Model) -> None:
         before = self.block.sequence_number
         self.block = draft.finish()
         assert self.block.sequence_number == before + 1
-
-    def collect(self, now: float) -> None:
-        for ordinal in sorted(self.cooling):
-            if self.cooling[ordinal] < now - self.cooldown:
-                del self.cooling[ordinal]
-                self.free.append(ordinal)
+        self.stored = model
 
     @rule(seconds=st.floats(0.5, 40))
     def time_passes(self, seconds: float) -> None:
@@ -76,30 +104,25 @@ class BlockMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 5), holder=HOLDERS, hidden=st.sets(ORDINALS, max_size=6))
     def assign(self, count: int, holder: Holder, hidden: set[int]) -> None:
-        draft = self.open()
+        draft, model = self.open()
         texts = [str(draft.address(ordinal)) for ordinal in hidden]
         got = draft.assign(count, holder, Reservations.of(texts))
-        visible = [ordinal for ordinal in self.free if ordinal not in hidden]
+        visible = [ordinal for ordinal in model.free if ordinal not in hidden]
         assert list(got) == visible[:count]
         if got:
-            self.take(got, holder)
-            self.write(draft)
+            model.take(got, holder, self.block.sequence_number)
+            self.write(draft, model)
 
     @rule(ordinal=ORDINALS, holder=HOLDERS)
     def assign_one(self, ordinal: int, holder: Holder) -> None:
-        draft = self.open()
+        draft, model = self.open()
         try:
             draft.assign_one(draft.address(ordinal), holder)
         except AlreadyExists:
-            assert ordinal not in self.free
+            assert ordinal not in model.free
             return
-        self.take((ordinal,), holder)
-        self.write(draft)
-
-    def take(self, ordinals: tuple[int, ...], holder: Holder) -> None:
-        for ordinal in ordinals:
-            self.free.remove(ordinal)
-            self.held[ordinal] = (holder, self.block.sequence_number)
+        model.take((ordinal,), holder, self.block.sequence_number)
+        self.write(draft, model)
 
     @rule(
         ordinals=st.lists(ORDINALS, min_size=1, max_size=4),
@@ -107,10 +130,10 @@ class BlockMachine(RuleBasedStateMachine):
     )
     def release(self, ordinals: list[int], wrong: str) -> None:
         mine = [o for o in ordinals if o not in self.reserved_by_host]
-        draft = self.open()
+        draft, model = self.open()
         requests = [self.request(draft, o, wrong if o == mine[-1] else "") for o in mine]
         refused = bool(mine) and (
-            wrong == "sequence" or (wrong == "handle" and mine[-1] in self.held)
+            wrong == "sequence" or (wrong == "handle" and mine[-1] in model.held)
         )
         before = self.block
         try:
@@ -123,10 +146,10 @@ class BlockMachine(RuleBasedStateMachine):
             assert draft.finish() == untouched.finish()  # B5
             return
         assert not refused
-        assert {o for o, _, _ in effect.released} == set(mine) & set(self.held)
+        assert {o for o, _, _ in effect.released} == set(mine) & set(model.held)
         if effect.released:
-            self.give([o for o, _, _ in effect.released])
-            self.write(draft)
+            model.give([o for o, _, _ in effect.released], self.now, self.cooldown)
+            self.write(draft, model)
 
     def request(self, draft: BlockDraft, ordinal: int, wrong: str) -> Release:
         address = draft.address(ordinal)
@@ -136,22 +159,13 @@ class BlockMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 3))
     def release_handle(self, number: int) -> None:
-        draft = self.open()
-        mine = [o for o, (h, _) in self.held.items() if h.handle_id == f"net.{number}"]
+        draft, model = self.open()
+        mine = [o for o, (h, _) in model.held.items() if h.handle_id == f"net.{number}"]
         released = draft.release_handle(f"net.{number}", self.now, self.cooldown)
         assert [o for o, _, _ in released] == sorted(mine)
         if released:
-            self.give(sorted(mine))
-            self.write(draft)
-
-    def give(self, ordinals: list[int]) -> None:
-        for ordinal in ordinals:
-            del self.held[ordinal]
-        if self.cooldown == 0:
-            self.cooling.update(dict.fromkeys(ordinals, -1.0))  # free in the same write
-        else:
-            self.cooling.update(dict.fromkeys(ordinals, float(int(self.now))))
-        self.collect(self.now)
+            model.give(sorted(mine), self.now, self.cooldown)
+            self.write(draft, model)
 
     @rule()
     def lose_the_affinity(self) -> None:
@@ -172,7 +186,7 @@ class BlockMachine(RuleBasedStateMachine):
         version = BlockDraft(self.block).network.version
         for ordinal in range(16):
             found = blocks.assignment_of(self.block, address_of(version, base + ordinal))
-            expected = self.held.get(ordinal)
+            expected = self.stored.held.get(ordinal)
             if ordinal in self.reserved_by_host:
                 continue
             if expected is None:
@@ -184,11 +198,11 @@ class BlockMachine(RuleBasedStateMachine):
                 holder.handle_id, dict(holder.attributes),
             )  # fmt: skip
             assert found.sequence_number == sequence
-        assert blocks.is_empty(self.block) is not (bool(self.held) or self.uncollected())
-
-    def uncollected(self) -> bool:
-        """Cooling addresses the stored block still shows."""
-        return any(a.released_at is not None for a in self.block.attributes or ())
+        addresses = {o: address_of(version, base + o) for o in range(16)}
+        cooling = {o for o, address in addresses.items() if blocks.is_cooling(self.block, address)}
+        assert list(self.block.unallocated) == self.stored.free
+        assert cooling == set(self.stored.cooling)
+        assert blocks.is_empty(self.block) is not bool(self.stored.held or self.stored.cooling)
 
 
 TestBlockMachine = BlockMachine.TestCase

@@ -329,6 +329,70 @@ def test_release_by_handle_leaves_the_sequence_entries_while_cooling():
     assert stored(draft).sequence_number_for_allocation == {"0": NS}
 
 
+def reopened(block: Block, now: float, cooldown: float) -> BlockDraft:
+    """As the next process reads it."""
+    raw = codec.encode(block)
+    draft = BlockDraft(codec.decode_as(Block, BlockKey(block.cidr), raw, 1))
+    draft.collect(now, cooldown)
+    return draft
+
+
+def one_cooling_one_held(cidr: str) -> tuple[Block, float]:
+    """Ordinal 0 was released with a cooldown of 5 s, which is 0 since then, all within a second;
+    1 is held by the same handle. And that moment."""
+    now = float(int(NOW))
+    draft = fresh(cidr)
+    draft.assign(1, POD)
+    draft = reopened(stored(draft), now, 5)
+    draft.release_handle(POD.handle_id or "", now, 5)
+    draft = reopened(stored(draft), now, 0)
+    assert draft.assign(1, POD) == (1,)
+    return stored(draft), now
+
+
+@CIDRS
+def test_a_release_also_frees_what_earlier_releases_left_cooling_once_the_cooldown_is_gone(
+    cidr: str,
+):
+    """§2.6: the pass after a release looks at every released attribute, not only at its own."""
+    block, now = one_cooling_one_held(cidr)
+    draft = reopened(block, now, 0)
+    assert [o for o, _, _ in draft.release_handle(POD.handle_id or "", now, 0)] == [1]
+    block = stored(draft)
+    assert block.unallocated == (2, 3, 4, 5, 6, 7, 0, 1)
+    assert block.attributes == ()
+    assert block.sequence_number_for_allocation == {}
+
+
+@CIDRS
+def test_releasing_by_a_handle_again_and_again_touches_nothing_that_is_cooling(cidr: str):
+    block, now = one_cooling_one_held(cidr)
+    draft = reopened(block, now, 0)
+    draft.release_handle(POD.handle_id or "", now, 0)
+    block = stored(draft)
+    for _ in range(3):
+        draft = reopened(block, now, 0)
+        assert draft.release_handle(POD.handle_id or "", now, 0) == ()
+        assert not draft.changed
+    assert draft.assign_one(draft.address(0), POD) == 0
+    assert stored(draft).unallocated == (2, 3, 4, 5, 6, 7, 1)
+
+
+@CIDRS
+def test_what_a_reader_collected_but_did_not_write_is_still_cooling_for_the_next(cidr: str):
+    """Two releases, 5 first; a reader between them frees 5 for itself only. The one that writes
+    frees both in the order of the ordinals; a longer cooldown set meanwhile holds for both."""
+    draft = fresh(cidr)
+    draft.assign(6, POD)
+    draft.release([Release(address=draft.address(5))], NOW, 5)
+    draft.release([Release(address=draft.address(3))], NOW + 2, 5)
+    block = stored(draft)
+    assert not reopened(block, NOW + 6, 5).changed
+    assert reopened(block, NOW + 6, 5).assign(4, OTHER) == (6, 7, 5)
+    assert reopened(block, NOW + 6, 30).assign(4, OTHER) == (6, 7)
+    assert reopened(block, NOW + 9, 5).assign(4, OTHER) == (6, 7, 3, 5)
+
+
 def test_cooling_addresses_count_as_used():
     block = with_pod()
     draft = BlockDraft(block)
