@@ -33,7 +33,8 @@ IN_SYNC a flush returns nothing: nobody may act on it (felix/intent.py O6).
   G1  the intents handed out so far always add up to the same node state for the same datastore
       state, whatever the order, repetition or grouping of updates was (O5);
   G2  a referent is handed out before what refers to it and outlives it (O1, O2);
-  G3  one invalid object changes nothing but itself.
+  G3  one invalid object changes nothing but itself; what is refused depends on what is stored now,
+      never on what was active before. A rule is checked when its policy arrives.
 
 Source: Calico felix/calc/calc_graph.go, felix/design/calc-graph.md.
 """
@@ -53,7 +54,7 @@ from felix.calc.overlay import EndpointOverlay
 from felix.calc.policies import Policy
 from felix.calc.policy_resolver import PolicyResolver
 from felix.calc.pools_hosts import Pools, host_update
-from felix.calc.rule_compiler import SetsById, compile_rules
+from felix.calc.rule_compiler import SetsById, check_rules, compile_rules
 from felix.calc.sequencer import Sequencer, subject
 from felix.calc.validation_filter import ValidationFilter, Validator
 from felix.intent import (
@@ -64,7 +65,6 @@ from felix.intent import (
     PolicyUpdate,
     ProfileUpdate,
 )
-from libcalico.errors import InvalidInput
 from libcalico.model import (
     GlobalNetworkPolicy,
     GlobalNetworkSet,
@@ -75,6 +75,7 @@ from libcalico.model import (
     Node,
     Profile,
     Resource,
+    Rule,
     StagedGlobalNetworkPolicy,
     StagedKubernetesNetworkPolicy,
     StagedNetworkPolicy,
@@ -282,6 +283,11 @@ class CalcGraph:
         policy = None
         if value is not None:
             policy = policies.of_resource(key, cast("Resource", value), revision)
+        if policy is not None:
+            # Now, and not when it becomes active: what is refused must depend on what is stored,
+            # not on which endpoints this node happened to host.
+            for rules in _governed(policy):
+                check_rules(rules, policy.namespace)
         self._active.update_policy(key, policy)
 
     def _on_profile(self, key: ResourceKey, value: object | None, revision: int) -> None:
@@ -314,37 +320,22 @@ class CalcGraph:
     # -- the work of a flush ----------------------------------------------------------------
 
     def _settle_rules(self) -> set[ResourceKey]:
-        """Compile what changed; returns the local endpoints to be resolved again.
+        """Compile what changed; returns the local endpoints to be resolved again."""
+        activity = self._active.flush()
+        for name in activity.dirty_profiles:
+            self._compile_profile(name)
+        for key in activity.dirty_policies:
+            self._compile_policy(key)
+        return set(activity.dirty_endpoints)
 
-        A policy whose rules do not compile is absent. That changes the endpoints it selects, so
-        look again until nothing is refused.
-        """
-        dirty_endpoints: set[ResourceKey] = set()
-        while True:
-            activity = self._active.flush()
-            dirty_endpoints |= activity.dirty_endpoints
-            for name in activity.dirty_profiles:
-                self._compile_profile(name)
-            refused = [key for key in activity.dirty_policies if not self._compile_policy(key)]
-            if not refused:
-                return dirty_endpoints
-            for key in refused:
-                self._active.update_policy(key, None)
-
-    def _compile_policy(self, key: ResourceKey) -> bool:
-        """False when it has to be treated as absent."""
+    def _compile_policy(self, key: ResourceKey) -> None:
         policy = self._active.active_policy(key)
         if policy is None and self._sequencer.policies.sent(key) is None:
-            return True  # one of the many that never concerned this node
+            return  # one of the many that never concerned this node
         sets: SetsById = {}
-        try:
-            message = None if policy is None else _policy_update(policy, sets)
-        except InvalidInput as err:
-            self._filter.refuse(key, err)
-            return False
+        message = None if policy is None else _policy_update(policy, sets)
         self._sets.use(key, sets)
         self._sequencer.policies.put(key, message)
-        return True
 
     def _compile_profile(self, name: str) -> None:
         sets: SetsById = {}
@@ -361,10 +352,16 @@ class CalcGraph:
             self._sequencer.endpoints.put(key, updates.get(key))
 
 
+def _governed(policy: Policy) -> tuple[tuple[Rule, ...], tuple[Rule, ...]]:
+    """Ingress and egress; a direction that is not governed costs no rule and no set."""
+    return (
+        policy.ingress if policy.governs_ingress else (),
+        policy.egress if policy.governs_egress else (),
+    )
+
+
 def _policy_update(policy: Policy, sets: SetsById) -> PolicyUpdate:
-    """Only the governed directions: the others cost no rule and no set."""
-    ingress = policy.ingress if policy.governs_ingress else ()
-    egress = policy.egress if policy.governs_egress else ()
+    ingress, egress = _governed(policy)
     return PolicyUpdate(
         key=policy.key,
         tier=policy.tier,

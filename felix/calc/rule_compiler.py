@@ -1,7 +1,7 @@
 """Policy rules -> compiled rules, with every selector replaced by the id of an address set.
 
-Layer: felix.calc, pure functions. Used by graph.py for active policies and profiles; the sets that
-the rules name are kept by address_sets.py.
+Layer: felix.calc, pure functions. Used by graph.py for active policies and profiles (the rules of
+the other policies are only checked); the sets that the rules name are kept by address_sets.py.
 
   R1  the compiled list has one entry per rule, `index` is the rule's place: explain and comments
       stay true; a rule that can match nothing is kept as `unmatchable`;
@@ -50,6 +50,9 @@ _VERSION_BY_FAMILIES = {_V4: 4, _V6: 6, _BOTH: None}
 
 _CACHE_SIZE = 1 << 15
 
+# Which well-named namespace scopes a rule never decides whether it compiles, only that one does.
+_SOME_NAMESPACE = "namespace"
+
 # Stands for every endpoint when a named port has no selector beside it.
 _EVERYTHING = parse("all()")
 
@@ -97,6 +100,19 @@ def compile_rules(
         sets.update(needed)
         compiled.append(found)
     return tuple(compiled)
+
+
+def check_rules(rules: Iterable[Rule], namespace: str) -> None:
+    """Raise what `compile_rules` would, and keep nothing: for policies that may never be active.
+
+    Equal rules are checked once per process, whatever the namespaces of their policies.
+    Errors: InvalidInput.
+    """
+    well_named = namespace.isascii() and namespace.replace("-", "").isalnum()
+    scope_by = _SOME_NAMESPACE if well_named else namespace
+    for rule in rules:
+        check = _compile if rule.metadata is not None else _compile_cached
+        check(rule, 0, scope_by)
 
 
 def _compile(rule: Rule, index: int, namespace: str) -> tuple[CompiledRule, _Needed]:

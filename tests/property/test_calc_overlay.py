@@ -67,8 +67,10 @@ class Overlay(RuleBasedStateMachine):
 
     @rule()
     def repeat(self) -> None:
-        """The syncer may say what it knows again."""
+        """The syncer may say again what is (S1); that is a word about the key like any other."""
         if not self.backlog and self.revision > 1:
+            self.syncer_shows = self.stored
+            self.delivered(self.revision)
             self.believe(self.overlay.on_update(KEY, Update(KEY, self.stored, self.revision)))
 
     @rule()

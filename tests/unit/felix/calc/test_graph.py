@@ -602,6 +602,39 @@ def test_a_policy_whose_rule_does_not_compile_is_absent_from_every_list():
     assert rig.tiers(WEB)[0][1] == ["good"]
 
 
+DEV_LOCAL = wep("w", "10.0.0.7", namespace="dev")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        np("bad", namespace="dev", ingress=from_(selector="has(")),
+        np("bad", namespace="dev", selector="has(nobody)", egress=from_(selector="has(")),
+        gnp("bad", selector="has(nobody)", ingress=from_(nets=("x",))),
+        sgnp("bad", selector="has(nobody)", ingress=from_(ports=("a:b:c",))),
+        np("bad", namespace="dev", ingress=from_(namespace_selector="has(")),
+    ],
+    ids=lambda item: item[0].kind,
+)
+def test_a_bad_rule_is_reported_whether_or_not_its_policy_ever_concerned_this_node(bad):
+    """What is wrong depends on what is stored now, not on which endpoints were here before."""
+    never, was_here = Rig(bad), Rig(DEV_LOCAL, bad)
+    was_here.without(DEV_LOCAL)
+    assert list(never.graph.problems) == list(was_here.graph.problems) == [bad[0]]
+    assert never.graph.problems == was_here.graph.problems
+    never.now(DEV_LOCAL)
+    assert list(never.graph.problems) == [bad[0]]
+    assert never.contents.policies == {}
+    never.without(bad)
+    assert never.graph.problems == {}
+
+
+def test_rules_of_a_direction_that_a_policy_does_not_govern_are_nobodys_problem():
+    rig = Rig(WEB, np("p", types=("Egress",), ingress=from_(selector="has(")))
+    assert rig.graph.problems == {}
+    assert rig.tiers(WEB) == [("default", [], ["p"], True)]
+
+
 def test_a_profile_with_a_bad_rule_denies_and_hands_down_no_labels():
     bad = profile("kns.prod", labels={"pcns.env": "live"}, ingress=from_(selector="a = 'b'"))
     rig = Rig(WEB, PROD, gnp("p", namespace_selector="env == 'live'"))

@@ -42,6 +42,17 @@ def test_a_pin_stands_until_it_is_confirmed_and_the_echo_is_here(overlay):
     assert not overlay.held_keys()
 
 
+def test_a_delete_newer_than_the_confirmed_write_ends_a_pin_whose_echo_never_came(overlay):
+    """E1: somebody deleted the key, and a re-list swallowed both. A syncer that never showed the
+    key says nothing of it (E3); as soon as it does, at whatever newer revision, it is believed."""
+    overlay.pin(KEY, ONE)
+    overlay.confirm(KEY, 2)
+    assert say(overlay, None, 1) is ONE
+    assert say(overlay, None, 3) is None
+    assert not overlay.held_keys()
+    assert say(overlay, None, 3) is None
+
+
 def test_an_echo_before_the_confirmation_is_shown_with_it(overlay):
     overlay.pin(KEY, ONE)
     assert say(overlay, TWO, 10) is ONE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from felix.calc.rule_compiler import SetsById, compile_rules
+from felix.calc.rule_compiler import SetsById, check_rules, compile_rules
 from felix.intent import Action, CompiledRule, IcmpMatch, PortRange, SetKind
 from libcalico.errors import InvalidInput
 from libcalico.model import EntityRule, ICMPFields, RuleMetadata, ServiceMatch
@@ -198,3 +198,16 @@ def test_indexes_are_the_places_in_the_users_list():
 def test_annotations_are_carried_in_order():
     found = one(metadata=RuleMetadata(annotations={"b": "2", "a": "1"}))
     assert found.annotations == (("a", "1"), ("b", "2"))
+
+
+def test_check_refuses_what_compiling_would_whatever_the_namespace():
+    good = (rule(source=EntityRule(selector="has(a)")),)
+    bad = (rule(source=EntityRule(selector="has(")),)
+    for namespace in ("", "prod", "team-1"):
+        check_rules(good, namespace)
+        with pytest.raises(InvalidInput):
+            check_rules(bad, namespace)
+    unquotable = "a'b\"c"
+    for refuse in (check_rules, lambda rules, name: compile_rules(rules, name, {})):
+        with pytest.raises(InvalidInput):
+            refuse(good, unquotable)
