@@ -351,6 +351,7 @@ class RouteTable:
                 return ApplyResult(failed=1, error=str(err))
         if self._tracker.in_sync() and not self._extras:
             return NOTHING_DONE
+        self._adopt_doubles()
         blocked, updates = self._plan_updates()
         young, deletions = self._plan_deletions()
         extras = tuple(self._extras)
@@ -368,6 +369,25 @@ class RouteTable:
             return held.merged(ApplyResult(failed=len(writes), error=str(err)))
         return held.merged(self._record(updates, deletions, extras, refused))
 
+    def _adopt_doubles(self) -> None:
+        """A double that is what we want by now stays; what stood for it becomes the double."""
+        if not self._extras:
+            return
+        for key, route in self._tracker.pending_updates().items():
+            if route in self._extras:
+                self._give_up(key)
+                self._extras.discard(route)
+                self._tracker.confirm(key, route)
+                self._refusals.pop(key, None)
+
+    def _give_up(self, key: RouteKey) -> None:
+        """Ours is out of date and cannot be replaced in place: it leads to the wrong interface,
+        so it is deleted, by its exact form."""
+        stale = self._tracker.programmed(key)
+        if stale is not None:
+            self._extras.add(stale)
+            self._tracker.confirm(key, None)
+
     def _plan_updates(self) -> tuple[int, dict[RouteKey, Route]]:
         """How many are blocked by a foreign route in their place, and what to write."""
         pending = self._tracker.pending_updates()
@@ -378,6 +398,7 @@ class RouteTable:
                 continue
             self._refuse(key, f"a foreign route is in the way: {foreign}")
             del pending[key]
+            self._give_up(key)
             blocked += 1
         return blocked, pending
 

@@ -153,9 +153,7 @@ class FakeKernel:
         replaced = [] if append else [r for r in self._routes if _slot(r) == _slot(route)]
         if route in replaced and len(replaced) == 1:
             return
-        for old in replaced[:1]:
-            self._routes.remove(old)
-        self._routes.append(route)
+        self._enter_route(route, replaced)
         self._notify(RouteEvent(route, False, bool(replaced), 0))
 
     def drop_route(self, route: Route) -> None:
@@ -261,10 +259,15 @@ class FakeKernel:
         else:
             self._check_route(route)
             same = [r for r in self._routes if _slot(r) == _slot(route)]
-            for old in same[:1]:
-                self._routes.remove(old)
-            self._routes.append(route)
+            self._enter_route(route, same)
         self.writes.append(Written(operation, route.dst))
+
+    def _enter_route(self, route: Route, replaced: Sequence[Route]) -> None:
+        """The new one takes the place of the first; others with the same slot stay behind it."""
+        if replaced:
+            self._routes[self._routes.index(replaced[0])] = route
+        else:
+            self._routes.append(route)
 
     def _check_route(self, route: Route) -> None:
         try:

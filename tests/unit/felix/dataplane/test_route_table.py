@@ -242,6 +242,57 @@ async def test_a_foreign_route_that_replaced_ours_is_noticed(world):
     assert world.routes == {foreign}
 
 
+async def test_a_foreign_route_behind_ours_is_not_in_the_way(world):
+    """Found by the property test: appended, it leaves ours first in the kernel, and in use."""
+    one, uplink = world.add_link("cali1"), world.add_link("eth0")
+    world.want("cali1", 1)
+    await world.apply()
+    both = {world.device(1, one)}
+    for foreign in (world.device(1, one, protocol=2), world.device(1, uplink, protocol=4)):
+        world.kernel.put_route(foreign, append=True)
+        both.add(foreign)
+    world.events()
+    for _ in range(2):
+        result = await world.apply()
+        assert (result.written, result.deleted, result.deferred) == (0, 0, 0)
+        assert world.routes == both
+        assert world.table.problem(world.dst(1)) == ""
+        world.table.queue_resync("test")
+
+
+async def test_ours_does_not_go_on_to_the_old_interface_when_a_foreign_one_is_in_the_way(world):
+    one, uplink = world.add_link("cali1"), world.add_link("eth0")
+    world.add_link("cali2")
+    world.want("cali1", 1)
+    await world.apply()
+    foreign = world.device(1, uplink, protocol=4)
+    world.kernel.put_route(foreign, append=True)
+    world.events()
+    world.want("cali1")
+    world.want("cali2", 1)
+    world.kernel.fail_next("delete route", error=errno.EBUSY)
+    assert (await world.apply()).failed == 1
+    assert world.routes == {world.device(1, one), foreign}
+    result = await world.apply()
+    assert (result.deleted, result.deferred) == (1, 1)
+    assert world.routes == {foreign}
+
+
+async def test_a_double_that_becomes_the_wanted_route_is_kept(world):
+    """A `replace` with it is refused by Linux (EEXIST), and deleting it would delete ours."""
+    world.add_link("cali1")
+    two = world.add_link("cali2")
+    world.want("cali1", 1)
+    await world.apply()
+    world.kernel.put_route(world.device(1, two), append=True)
+    world.events()
+    world.want("cali1")
+    world.want("cali2", 1)
+    result = await world.apply()
+    assert (result.written, result.deleted) == (0, 1)
+    assert world.routes == {world.device(1, two)}
+
+
 async def test_a_change_of_metric_writes_the_new_route_before_the_old_one_goes(world):
     one = world.add_link("cali1")
     world.kernel.put_route(world.device(1, one, metric=77))
