@@ -25,7 +25,7 @@ from libcalico.netlink import (
     replace_route,
     set_address,
 )
-from tests.support.netns import Namespace, add_bridge
+from tests.support.netns import Namespace, add_bridge, eventually
 
 ROUTES = (Group.IPV4_ROUTE, Group.IPV6_ROUTE)
 
@@ -105,8 +105,14 @@ def test_addresses_are_seen(node):
         node.socket.execute(
             set_address(bridge.ifindex, "192.0.2.1/24"), set_address(bridge.ifindex, "fd00::1/64")
         )
-        seen = {event.address.cidr for event in kinds(stream.read(), AddressEvent)}
-    assert seen >= {"192.0.2.1/24", "fd00::1/64"}
+        seen: set[str] = set()
+
+        def are_seen() -> bool:
+            # The kernel announces an IPv6 address from a work queue, a moment later.
+            seen.update(event.address.cidr for event in kinds(stream.read(), AddressEvent))
+            return seen >= {"192.0.2.1/24", "fd00::1/64"}
+
+        assert eventually(are_seen), seen
 
 
 def test_lost_notifications_are_reported_once_and_reading_goes_on(node):
