@@ -38,6 +38,15 @@ Undo = Callable[[], Awaitable[object]]
 
 
 @dataclass(frozen=True, slots=True)
+class Recorded:
+    """What is written of an attachment; `existing` is the endpoint it takes over, if there is."""
+
+    workload: Workload
+    endpoint: WorkloadEndpoint
+    existing: Stored | None
+
+
+@dataclass(frozen=True, slots=True)
 class AddOperation:
     """What ADD works with; one per agent, no state of its own."""
 
@@ -120,15 +129,19 @@ class AddOperation:
                 allow_ip_forwarding=conf.allow_ip_forwarding,
             )
             endpoint = build(workload, conf, addresses=assigned, mac=wire.mac)
-            undo.append(lambda: asyncio.to_thread(veth.delete_in_pod, wire.netns, wire.pod_name))
+            # Only a wire that we made is ours to remove: the name may be somebody else's interface.
+            wired: list[PodWire] = []
+            undo.append(lambda: asyncio.to_thread(_unwire, wired))
             undo.append(lambda: self.programmer.retract(workload.key))
             undo.append(lambda: self._forget(workload))
-            made = await self._make(wire, workload, endpoint, existing)
+            recorded = Recorded(workload, endpoint, existing)
+            made = await self._make(wire, wired, recorded)
         except (AlreadyExists, Conflict, NotFound) as err:
             await _undo_all(undo, workload)
-            raise CniError(
-                Code.TRY_AGAIN_LATER, "another request for the same pod came first", str(err)
-            ) from err
+            said = "another request for the same pod came first"
+            if isinstance(err, NotFound):
+                said = "something the pod needs is gone from the datastore"
+            raise CniError(Code.TRY_AGAIN_LATER, said, str(err)) from err
         except BaseException:
             await asyncio.shield(asyncio.ensure_future(_undo_all(undo, workload)))
             raise
@@ -140,15 +153,21 @@ class AddOperation:
         )
         return _result(wire, mac=made.mac, mtu_bytes=made.mtu_bytes)
 
-    async def _make(
-        self, wire: PodWire, workload: Workload, endpoint: WorkloadEndpoint, existing: Stored | None
-    ) -> veth.MadeWire:
-        """Wire and policy, and the record meanwhile: the datastore's answer is waited for last."""
-        recording = asyncio.ensure_future(self.store.save(endpoint, existing))
+    async def _make(self, wire: PodWire, wired: list[PodWire], recorded: Recorded) -> veth.MadeWire:
+        """Wire and policy, and the record meanwhile: the datastore's answer is waited for last.
+        `wired` gets the wire when it is made, also when nobody waits for it any more."""
+
+        def create() -> veth.MadeWire:
+            made = veth.create(wire)
+            wired.append(wire)
+            return made
+
+        key = recorded.workload.key
+        recording = asyncio.ensure_future(self.store.save(recorded.endpoint, recorded.existing))
         try:
-            made = await _in_thread(lambda: veth.create(wire))
-            await self.programmer.program(workload.key, endpoint)
-            await self.programmer.confirm(workload.key, await recording)
+            made = await _in_thread(create)
+            await self.programmer.program(key, recorded.endpoint)
+            await self.programmer.confirm(key, await recording)
         except BaseException:
             # Whatever is undone now must find the record written or not, never on its way.
             recording.cancel()
@@ -165,6 +184,11 @@ class AddOperation:
 
 def existing_handle(request: Request) -> str:
     return f"{request.network}.{request.container_id}"
+
+
+def _unwire(wired: list[PodWire]) -> None:
+    for wire in wired:
+        veth.delete_in_pod(wire.netns, wire.pod_name)
 
 
 def random_mac() -> str:

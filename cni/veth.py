@@ -168,9 +168,12 @@ def _configure_pod(wire: PodWire) -> str:
         requests += [set_address(link.ifindex, host_cidr(a)) for a in wire.addresses]
         routes = [add_route(route) for route in _pod_routes(wire, link.ifindex)]
         failures = pod.transact([*requests, *routes])
+        # A second network of the pod finds the gateway and default route of the first; then its
+        # own default, whose gateway is on the other interface, is unreachable and not wanted.
+        is_second = any(failure.errno == errno.EEXIST for failure in failures.values())
         for index, failure in failures.items():
-            # A second network of the pod finds the gateway and default route of the first.
-            if index < len(requests) or failure.errno != errno.EEXIST:
+            tolerated = (errno.EEXIST, errno.ENETUNREACH) if is_second else ()
+            if index < len(requests) or failure.errno not in tolerated:
                 raise failure
         return link.mac
 

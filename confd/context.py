@@ -164,7 +164,7 @@ def _pool(pool: IPPool) -> PoolExport:
     spec = pool.spec
     return PoolExport(
         cidr=str(ipaddress.ip_network(spec.cidr)),
-        export=not (spec.disabled or spec.disable_bgp_export),
+        export=not spec.disable_bgp_export,
         ipip_mode=spec.ipip_mode or "Never",
         vxlan_mode=spec.vxlan_mode or "Never",
     )

@@ -180,6 +180,32 @@ async def test_an_add_that_fails_half_way_leaves_nothing(node, pod, tmp_path, fa
         assert agent.leftovers() == []
 
 
+async def test_a_failed_add_leaves_other_peoples_interfaces_alone(node, pod, tmp_path):
+    pod.run("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "foo")
+    async with agent_node(node, tmp_path) as agent:
+        code, error = await add(agent, pod)
+        assert (code, error["code"]) == (1, 100)
+        assert "already exists" in error["msg"] + error.get("details", "")
+        shown = pod.run("ip", "-o", "link")
+        assert "eth0@" in shown
+        assert "foo@" in shown
+        assert agent.leftovers() == []
+
+
+async def test_a_second_network_of_a_pod_keeps_the_first_ones_default_route(node, pod, tmp_path):
+    async with agent_node(node, tmp_path) as agent:
+        plain = {"CNI_ARGS": "IgnoreUnknown=1"}
+        assert (await add(agent, pod, **plain))[0] == 0
+        code, result = await add(
+            agent, pod, CNI_IFNAME="eth1", conf={**CONF, "name": "net2"}, **plain
+        )
+        assert code == 0, result
+        assert "default via 169.254.1.1 dev eth0" in pod.run("ip", "route")
+        names = [entry["name"] for entry in result["interfaces"]]
+        assert names[1] == "eth1"
+        assert len({e.spec.interface_name for e in agent.programmer.programmed.values()}) == 2
+
+
 async def test_a_record_whose_answer_was_lost_is_cleaned_by_the_following_del(node, pod, tmp_path):
     async with agent_node(node, tmp_path) as agent:
         agent.datastore.lose_answer_next(operations=["create"], prefix=ENDPOINTS)

@@ -82,6 +82,13 @@ def test_only_confirmed_blocks_of_this_node_are_announced_and_single_addresses_n
     )
 
 
+def test_a_disabled_pool_gives_no_new_addresses_but_keeps_its_routes():
+    spec = IPPoolSpec(cidr="10.65.0.0/16", disabled=True)
+    disabled = update(IPPool(metadata=ObjectMeta(name="p"), spec=spec))
+    exported = {pool.cidr: pool.export for pool in context([*UPDATES, disabled]).speaker.pools}
+    assert exported["10.65.0.0/16"]
+
+
 def test_pools_say_whether_they_are_exported():
     assert {pool.cidr: pool.export for pool in context().speaker.pools} == {
         "10.65.0.0/16": True,
