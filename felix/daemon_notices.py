@@ -22,13 +22,16 @@ _REPORTED = INERT - FACTS
 
 
 def inert_notices(live: LiveConfig[FelixConfig]) -> list[str]:
-    """One line per parameter that somebody has set and nothing acts on."""
+    """One line per parameter that somebody has set to another than its default and nothing acts on.
+
+    The default itself is what happens anyway, and FelixConfiguration `default` is full of it."""
     return [f"{source.label}: {name}: {NO_EFFECT}" for name, source in _inert(live)]
 
 
 def _inert(live: LiveConfig[FelixConfig]) -> list[tuple[str, Source]]:
     rows = [row for row in SCHEMA.params if row.attribute in _REPORTED]
-    found = [(row.name, live.source_of(row.attribute)) for row in rows]
+    set_rows = [row for row in rows if getattr(live.config, row.attribute) != row.default]
+    found = [(row.name, live.source_of(row.attribute)) for row in set_rows]
     return [(name, source) for name, source in found if source is not Source.DEFAULT]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from deploy.lab import cluster, demo, pods, shell
+from deploy.lab import cluster, demo, pods, shell, state
 from deploy.lab.cluster import BIN
 from deploy.lab.shell import LabError
 from deploy.lab.topology import MAX_NODES, Options
@@ -54,14 +54,17 @@ def up(name: str, nodes: int, rr: bool, ipv6: bool, dataplane: str) -> None:
 @click.pass_obj
 def down(name: str) -> None:
     """Remove the lab whole: processes, namespaces, files."""
-    cluster.destroy(name, lambda line: say(f"[lab] {line}"))
+    with state.exclusive(name):
+        cluster.destroy(name, lambda line: say(f"[lab] {line}"))
 
 
 @main.command(name="demo")
 @click.pass_obj
 def run_demo(name: str) -> None:
     """Pods, pings, HTTP, a policy that blocks and allows; every step checked."""
-    if not demo.run(cluster.attach(name), lambda line: say(f"[demo] {line}")):
+    with state.exclusive(name):
+        holds = demo.run(cluster.attach(name), lambda line: say(f"[demo] {line}"))
+    if not holds:
         raise LabError("the demonstration found something wrong (see above)")
 
 
@@ -71,8 +74,8 @@ def status(name: str) -> None:
     """Processes, sessions and pods."""
     lab = cluster.attach(name)
     for role, process in sorted(lab.state.processes.items()):
-        state = "running" if shell.is_running(process) else "NOT RUNNING"
-        say(f"{role:<12} pid {process[0]:<8} {state}")
+        runs = "running" if shell.is_running(process) else "NOT RUNNING"
+        say(f"{role:<12} pid {process[0]:<8} {runs}")
     for node in lab.topology.nodes:
         missing = lab.expected_peers(node) - lab.established(node.name)
         said = f"all {len(lab.expected_peers(node))} sessions established"
@@ -99,11 +102,12 @@ def pod() -> None:
 def pod_add(
     name: str, pod_name: str, node: str, namespace: str, labels: tuple[str, ...], http: bool
 ) -> None:
-    lab = cluster.attach(name)
     pairs = dict(_pair(label) for label in labels)
-    made = pods.add(lab, pod_name, node=node, namespace=namespace, labels=pairs)
-    if http:
-        pods.serve_http(lab, pod_name)
+    with state.exclusive(name):
+        lab = cluster.attach(name)
+        made = pods.add(lab, pod_name, node=node, namespace=namespace, labels=pairs)
+        if http:
+            pods.serve_http(lab, pod_name)
     say(f"pod {made.name} on {made.node}: {' '.join(made.ips)}")
 
 
@@ -118,7 +122,8 @@ def _pair(label: str) -> tuple[str, str]:
 @click.argument("pod_name")
 @click.pass_obj
 def pod_del(name: str, pod_name: str) -> None:
-    pods.delete(cluster.attach(name), pod_name)
+    with state.exclusive(name):
+        pods.delete(cluster.attach(name), pod_name)
     say(f"pod {pod_name} deleted")
 
 
@@ -164,7 +169,8 @@ def exec_in_node(name: str, node_name: str, command: tuple[str, ...]) -> None:
 @click.pass_obj
 def node_restart(name: str, node_name: str, kill: bool) -> None:
     """Restart a node's daemons; its pods keep their network meanwhile."""
-    cluster.attach(name).restart_node(node_name, kill=kill)
+    with state.exclusive(name):
+        cluster.attach(name).restart_node(node_name, kill=kill)
     say(f"{node_name} is ready again")
 
 

@@ -72,7 +72,6 @@ class Cluster:
     def node_environment(self, node: Machine) -> dict[str, str]:
         """The environment of a node's calico-node."""
         options = self.state.options
-        nftables = options.dataplane == "nftables"
         env = self.environment(node) | {
             "IP": "autodetect",
             "IP_AUTODETECTION_METHOD": "interface=eth.*",
@@ -80,7 +79,7 @@ class Cluster:
             "CALICO_IPV4POOL_NAT_OUTGOING": "true",
             "CALICO_NETWORKING_BACKEND": "bird",
             "FELIX_HEALTHENABLED": "true",
-            "FELIX_NFTABLESMODE": "Enabled" if nftables else "Disabled",
+            "FELIX_NFTABLESMODE": "Enabled",
             "FELIX_IPV6SUPPORT": "true" if options.ipv6 else "false",
         }
         if options.ipv6:
@@ -333,16 +332,20 @@ def up(name: str, options: Options, say: Say = quiet) -> Cluster:
     if not 1 <= options.nodes <= MAX_NODES:
         raise LabError(f"--nodes {options.nodes}: must be between 1 and {MAX_NODES}")
     if load(name) is not None or any(ns.startswith(f"brn-{name}-") for ns in shell.namespaces()):
-        raise LabError(f"lab {name!r} is up already; `lab down` removes it")
+        raise LabError(f"lab {name!r} is up already; `{_command(name, 'down')}` removes it")
     cluster = Cluster(LabState(name, options), say)
     cluster.build()
     return cluster
 
 
+def _command(name: str, verb: str) -> str:
+    return f"lab {verb}" if name == "lab" else f"lab --name {name} {verb}"
+
+
 def attach(name: str, say: Say = quiet) -> Cluster:
     state = load(name)
     if state is None:
-        raise LabError(f"lab {name!r} is not up; `lab up` makes it")
+        raise LabError(f"lab {name!r} is not up; `{_command(name, 'up')}` makes it")
     return Cluster(state, say)
 
 

@@ -98,7 +98,7 @@ class Demo:
         for address in web.ips:
             for client in ("frontend", "other"):
                 self._check(
-                    f"{client} fetches http://{address}/",
+                    f"{client} fetches {pods.url(address)}",
                     lambda c=client, a=address: pods.can_http(self.cluster, c, a),
                 )
         outside = [OUTSIDE_V4] + ([OUTSIDE_V6] if self.cluster.state.options.ipv6 else [])
@@ -119,7 +119,7 @@ class Demo:
         for address in web.ips:
             for client, expect in (("other", False), ("frontend", True)):
                 self._check(
-                    f"{client} {'may' if expect else 'may not'} fetch http://{address}/",
+                    f"{client} {'may' if expect else 'may not'} fetch {pods.url(address)}",
                     lambda c=client, a=address: pods.can_http(self.cluster, c, a, wait_s=1),
                     expect=expect,
                 )
@@ -134,7 +134,7 @@ class Demo:
         self.say(f"  {said.strip()}")
         for address in web.ips:
             self._check(
-                f"other fetches http://{address}/ again",
+                f"other fetches {pods.url(address)} again",
                 lambda a=address: pods.can_http(self.cluster, "other", a),
             )
 
@@ -153,9 +153,9 @@ class Demo:
             f"deploy/lab/lab node exec {web.node} ip route",
             f"deploy/lab/lab node exec {web.node} nft list ruleset",
             f"deploy/lab/lab node exec {web.node} calicoctl node status",
-            f"deploy/lab/lab exec other curl -s -m 2 http://{web.ips[0]}/",
+            f"deploy/lab/lab exec other curl -s -m 2 {pods.url(web.ips[0])}",
             "deploy/lab/lab calicoctl apply -f deploy/lab/examples/deny-other.yaml",
-            f"deploy/lab/lab exec other curl -s -m 2 http://{web.ips[0]}/      # now blocked",
+            f"deploy/lab/lab exec other curl -s -m 2 {pods.url(web.ips[0])}      # now blocked",
             "deploy/lab/lab calicoctl delete -f deploy/lab/examples/deny-other.yaml",
             f"deploy/lab/lab pod add mine --node {other.node} --label role=frontend",
             f"deploy/lab/lab node restart --kill {web.node}                # traffic goes on",

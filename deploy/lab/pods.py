@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from deploy.lab.shell import LabError, ip
 from deploy.lab.state import Pod
 
 Json = dict[str, Any]
+# A DNS label, as Kubernetes wants it; the length leaves room for the namespace's "brn-<lab>-p-".
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
 
 
 def add(
@@ -30,6 +34,8 @@ def add(
     labels: dict[str, str] | None = None,
 ) -> Pod:
     """Make the pod's network namespace and run CNI ADD. On failure nothing of the pod is left."""
+    if not _NAME.fullmatch(name):
+        raise LabError(f"pod {name!r}: lower-case letters, digits and '-' between, at most 40")
     if name in cluster.state.pods:
         raise LabError(f"pod {name!r} exists already")
     cluster.topology.node(node)
@@ -41,7 +47,10 @@ def add(
     try:
         result = run_cni(cluster, pod, "ADD")
     except LabError:
-        delete(cluster, name)
+        # What the runtime does: a DEL whose own failure must not hide the ADD's.
+        with suppress(LabError):
+            run_cni(cluster, pod, "DEL")
+        _forget(cluster, name)
         raise
     pod.ips = [entry["address"].partition("/")[0] for entry in result.get("ips", ())]
     cluster.state.save()
@@ -55,6 +64,10 @@ def delete(cluster: Cluster, name: str) -> None:
         raise LabError(f"no pod {name!r}")
     cluster.stop(f"http-{name}")
     run_cni(cluster, pod, "DEL")
+    _forget(cluster, name)
+
+
+def _forget(cluster: Cluster, name: str) -> None:
     ip(None, "netns", "delete", cluster.topology.pod_namespace(name), check=False)
     del cluster.state.pods[name]
     cluster.state.save()
@@ -89,10 +102,14 @@ def can_ping(cluster: Cluster, source: str, address: str, *, wait_s: int = 2) ->
 
 
 def can_http(cluster: Cluster, source: str, address: str, *, wait_s: int = 2) -> bool:
-    host = f"[{address}]" if ":" in address else address
-    command = ["curl", "-s", "-f", "-o", "/dev/null", "--max-time", str(wait_s), f"http://{host}/"]
+    command = ["curl", "-s", "-f", "-o", "/dev/null", "--max-time", str(wait_s), url(address)]
     netns = cluster.topology.pod_namespace(source)
     return shell.run(command, namespace=netns, check=False).returncode == 0
+
+
+def url(address: str) -> str:
+    """The pod's web page; an IPv6 address goes into brackets."""
+    return f"http://[{address}]/" if ":" in address else f"http://{address}/"
 
 
 def run_cni(cluster: Cluster, pod: Pod, verb: str) -> Json:

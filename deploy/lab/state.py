@@ -7,8 +7,11 @@ it is written before a process or namespace is used, so `lab down` always knows 
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,6 +57,22 @@ class LabState:
         temporary = target.with_suffix(".new")
         temporary.write_text(json.dumps(dataclasses.asdict(self), indent=1))
         temporary.replace(target)
+
+
+@contextmanager
+def exclusive(name: str) -> Iterator[None]:
+    """Held by every command that changes a lab, from before it reads the state to after its last
+    save: two at a time would overwrite each other's. A lab that is not there has no lock."""
+    try:
+        directory = os.open(ROOT / name, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        yield
+        return
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
 
 
 def load(name: str) -> LabState | None:

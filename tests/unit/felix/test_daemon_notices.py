@@ -29,12 +29,13 @@ def live(**values: str) -> LiveConfig:
 
 def test_only_what_somebody_has_set_is_named_with_its_source():
     config = live(MaxIpsetSize="5", InterfacePrefix="tap")
-    config.set_layer(Layer(Source.DATASTORE_GLOBAL, {"XDPEnabled": "true", "Variant": "Calico"}))
+    config.set_layer(Layer(Source.DATASTORE_GLOBAL, {"XDPEnabled": "false", "Variant": "Calico"}))
     assert inert_notices(config) == [
         "datastore global: XDPEnabled: accepted, no effect yet",
         "environment: MaxIpsetSize: accepted, no effect yet",
     ]
     assert inert_notices(live()) == []
+    assert inert_notices(live(XDPEnabled="true")) == []
 
 
 def test_each_is_said_once_and_again_when_it_comes_back(caplog):
