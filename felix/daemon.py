@@ -42,7 +42,7 @@ from felix.daemon_commands import GRAPH_KINDS
 from felix.daemon_config import ConfigWatcher, LocalSettings, read_local, wait_for_datastore
 from felix.daemon_dataplane import NodeDataplane, Ports, build_dataplane, open_kernel
 from felix.daemon_feed import FanOut, GraphFeed
-from felix.daemon_metrics import FelixHealth, FelixMetrics, metrics_tls
+from felix.daemon_metrics import FelixHealth, FelixMetrics, metrics_server
 from felix.daemon_mtu import MtuFile
 from felix.daemon_notices import InertNotices
 from felix.daemon_status import ReportOptions, StatusFiles, StatusReporter, status_directory
@@ -281,12 +281,9 @@ class Felix:
         numbers.gauge_from(
             "felix_invalid_objects", "Objects ignored.", lambda: len(self.graph.problems)
         )
-        server = MetricsServer(
-            metrics,
-            config.prometheus_metrics_host,
-            config.prometheus_metrics_port,
-            tls=metrics_tls(config),
-        )
+        server = metrics_server(metrics, live)
+        if server is None:
+            return
         self._process.on_reload(partial(_reload_certificates, server))
         self._process.spawn("metrics", server.run, restart=Restart.ON_FAILURE)
 

@@ -11,10 +11,13 @@ from collections.abc import Callable
 from felix.config import FelixConfig
 from felix.dataplane.loop import CycleReport
 from libcalico.errors import ConfigError
+from libcalico.runtime import log
 from libcalico.runtime.clock import Clock
+from libcalico.runtime.config import LiveConfig
 from libcalico.runtime.health import Health
-from libcalico.runtime.metrics import Metrics, MetricsTls
+from libcalico.runtime.metrics import Metrics, MetricsServer, MetricsTls
 
+LOG = log.get(__name__)
 # Names as in Calico, for healthTimeoutOverrides.
 CALC = "CalculationGraph"
 DATAPLANE = "InternalDataplaneMainLoop"
@@ -80,6 +83,23 @@ def metrics_tls(config: FelixConfig) -> MetricsTls | None:
         config.prometheus_metrics_key_file,
         authority,
         is_client_optional=demand == "VerifyClientCertIfGiven",
+    )
+
+
+def metrics_server(metrics: Metrics, live: LiveConfig[FelixConfig]) -> MetricsServer | None:
+    """None, after an error in the log, when the datastore demands what cannot be: without the page,
+    rather than open to everybody, and rather than without felix on every node of the cluster.
+    Errors: ConfigError when the demand is of this host's file or environment."""
+    config = live.config
+    try:
+        tls = metrics_tls(config)
+    except ConfigError as err:
+        if live.source_of("prometheus_metrics_client_auth").is_local:
+            raise
+        LOG.error("the metrics page is not served", error=str(err))
+        return None
+    return MetricsServer(
+        metrics, config.prometheus_metrics_host, config.prometheus_metrics_port, tls=tls
     )
 
 

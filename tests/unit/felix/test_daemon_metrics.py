@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from prometheus_client import generate_latest
 
 from felix.config import SCHEMA, FelixConfig
-from felix.daemon_metrics import FelixHealth, FelixMetrics, metrics_tls
+from felix.daemon_metrics import FelixHealth, FelixMetrics, metrics_server, metrics_tls
 from felix.dataplane.loop import CycleReport
 from felix.dataplane.manager import NOTHING_DONE, ApplyResult
 from libcalico.errors import ConfigError
@@ -128,3 +130,20 @@ def test_what_the_metrics_page_demands_of_its_clients(raw, demand, expected):
 def test_a_demand_that_could_not_be_checked_is_refused(raw, demand):
     with pytest.raises(ConfigError, match="PrometheusMetricsClientAuth"):
         metrics_tls(configured(**raw, PrometheusMetricsClientAuth=demand))
+
+
+def test_such_a_demand_in_the_datastore_costs_the_page_and_not_felix(caplog):
+    raw = {"PrometheusMetricsClientAuth": "RequireAnyClientCert"}
+    live = LiveConfig(SCHEMA, [Layer(Source.DATASTORE_GLOBAL, raw)])
+    with caplog.at_level(logging.ERROR):
+        assert metrics_server(Metrics(process=False), live) is None
+    assert caplog.messages == ["the metrics page is not served"]
+    live.set_layer(Layer(Source.DATASTORE_GLOBAL, {}))
+    assert metrics_server(Metrics(process=False), live) is not None
+
+
+def test_such_a_demand_of_this_host_stops_felix():
+    raw = {"PrometheusMetricsClientAuth": "RequireAnyClientCert"}
+    live = LiveConfig(SCHEMA, [Layer(Source.ENVIRONMENT, raw)])
+    with pytest.raises(ConfigError, match="PrometheusMetricsClientAuth"):
+        metrics_server(Metrics(process=False), live)
