@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from tests.support import netns as support
-from tests.support.netns import NamespaceSet
+from tests.support.netns import NamespaceSet, eventually
 
 
 def _add(name: str) -> None:
@@ -31,6 +31,9 @@ def test_namespaces_of_dead_processes_are_reaped_with_what_runs_in_them(netns, m
         _add(name)
     sleeper = subprocess.Popen(["nsenter", f"--net=/run/netns/{stale}", "sleep", "600"])
     try:
+        # nsenter is a moment outside still; the reaper rightly leaves alone what runs outside.
+        inside = Path(f"/run/netns/{stale}")
+        assert eventually(lambda: Path(f"/proc/{sleeper.pid}/ns/net").samefile(inside))
         monkeypatch.setattr(support, "_reaped", False)
         with NamespaceSet():
             pass
