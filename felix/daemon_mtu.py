@@ -17,6 +17,7 @@ from pathlib import Path
 from felix.dataplane.loop import CycleReport
 from libcalico.errors import ConfigError
 from libcalico.runtime import log
+from libcalico.runtime.files import replace_file
 
 LOG = log.get(__name__)
 
@@ -52,11 +53,8 @@ class MtuFile:
 
     def _write(self, mtu_bytes: int) -> str:
         """F1. Returns what went wrong."""
-        temporary = self._path.with_name(f".{self._path.name}.new")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(f"{mtu_bytes}\n", encoding="ascii")
-            temporary.replace(self._path)
+            replace_file(self._path, f"{mtu_bytes}\n".encode(), 0o644, is_durable=False)
         except OSError as err:
             return str(err)
         return ""

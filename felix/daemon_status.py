@@ -38,6 +38,7 @@ from libcalico.model.keys import (
 from libcalico.model.names import felix_endpoint_id, parse_status_file_name, status_file_name
 from libcalico.runtime import log, paths
 from libcalico.runtime.clock import Clock
+from libcalico.runtime.files import replace_file
 
 LOG = log.get(__name__)
 _DIRECTORY = "endpoint-status"
@@ -91,11 +92,8 @@ class StatusFiles:
             "ipv6Nets": [net for net in report.nets if ":" in net],
         }
         text = _json({member: value for member, value in content.items() if value})
-        temporary = self._directory / f".{name}"
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(text)
-            temporary.rename(self._directory / name)
+            replace_file(self._directory / name, text, 0o644, is_durable=False)
         except OSError as err:
             LOG.warning("status file not written", path=name, error=str(err))
         else:

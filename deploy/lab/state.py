@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.lab.topology import Options, Topology
+from libcalico.runtime.files import replace_file
 
 ROOT = Path(os.environ.get("BRINDLE_LAB_DIR", "/run/brindle-lab"))
 
@@ -52,11 +53,8 @@ class LabState:
         return self.directory / node
 
     def save(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        target = self.directory / "state.json"
-        temporary = target.with_suffix(".new")
-        temporary.write_text(json.dumps(dataclasses.asdict(self), indent=1))
-        temporary.replace(target)
+        text = json.dumps(dataclasses.asdict(self), indent=1)
+        replace_file(self.directory / "state.json", text.encode(), 0o644, is_durable=False)
 
 
 @contextmanager

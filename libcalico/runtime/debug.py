@@ -19,6 +19,7 @@ from pathlib import Path
 
 from libcalico.errors import ConfigError
 from libcalico.runtime import log
+from libcalico.runtime.files import replace_file
 
 LOG = log.get(__name__)
 KEEP = 8
@@ -63,14 +64,9 @@ class Dumps:
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         name = f"{self._process}-{os.getpid()}-{stamp}-{self._written:03}.json"
         path = directory / name
-        temporary = directory / f".{name}.tmp"
         text = json.dumps(self.collect(), indent=1)
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as sink:
-                sink.write(text)
-            temporary.rename(path)
+            replace_file(path, text.encode(), 0o600, is_durable=False)
             self._remove_old(directory)
         except OSError as err:
             raise ConfigError(str(directory), "state dump", err.strerror or str(err)) from err

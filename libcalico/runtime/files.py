@@ -2,7 +2,8 @@
 
 Layer: runtime edge. Used by whoever writes a file that another process reads.
 
-  W1  the new text is complete and synced beside the place before it is renamed over it;
+  W1  the new text is complete beside the place before it is renamed over it; what must survive a
+      power failure (`is_durable`) is on the disk before the rename, and the rename when we return;
   W2  the mode is right from the first byte, so that a secret is never readable in between;
   W3  what is right already is left alone, its time stamp too; only a wrong mode is mended;
   W4  the scratch file starts with a dot and has a suffix of its own: a program that watches the
@@ -17,8 +18,10 @@ import tempfile
 from pathlib import Path
 
 
-def replace_file(path: Path, data: bytes, mode: int) -> bool:
-    """Whether the content changed (a mended mode is no change). Errors: OSError."""
+def replace_file(path: Path, data: bytes, mode: int, *, is_durable: bool = True) -> bool:
+    """Whether the content changed (a mended mode is no change). Errors: OSError.
+
+    Without `is_durable` nothing waits for the disk: for files that mean nothing after a reboot."""
     if _content(path) == data:
         if path.stat().st_mode & 0o777 != mode:
             path.chmod(mode)
@@ -27,12 +30,14 @@ def replace_file(path: Path, data: bytes, mode: int) -> bool:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     scratch = Path(name)
     try:
-        write_and_sync(handle, data, mode)
+        _write(handle, data, mode, is_durable=is_durable)
         scratch.replace(path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             scratch.unlink()
         raise
+    if is_durable:
+        _sync_folder(path.parent)
     return True
 
 
@@ -40,16 +45,26 @@ def write_new(path: Path, data: bytes, mode: int) -> None:
     """A file that nobody reads yet (W1, W2); what was there is dropped first. Errors: OSError."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
-    write_and_sync(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), data, mode)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    _write(handle, data, mode, is_durable=True)
 
 
-def write_and_sync(handle: int, data: bytes, mode: int) -> None:
+def _write(handle: int, data: bytes, mode: int, *, is_durable: bool) -> None:
     """Write and close an open descriptor; the mode first (the umask may have cut it)."""
     with os.fdopen(handle, "wb") as out:
         os.fchmod(out.fileno(), mode)
         out.write(data)
         out.flush()
-        os.fsync(out.fileno())
+        if is_durable:
+            os.fsync(out.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _content(path: Path) -> bytes | None:

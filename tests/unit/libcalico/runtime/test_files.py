@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,20 @@ def test_a_new_file_does_not_inherit_the_mode_of_what_was_there(tmp_path: Path):
     path.chmod(0o666)
     files.write_new(path, b"secret", 0o600)
     assert (path.read_bytes(), mode_of(path)) == (b"secret", 0o600)
+
+
+@pytest.mark.parametrize("is_durable", [True, False])
+def test_a_durable_file_and_its_name_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_durable: bool
+):
+    path, synced = tmp_path / "file", []
+
+    def recorded(handle: int) -> None:
+        place = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        synced.append((place == tmp_path, path.exists()))
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    assert replace_file(path, b"one", 0o644, is_durable=is_durable)
+    # The text before it has its name, then the folder that holds the name.
+    assert synced == ([(False, False), (True, True)] if is_durable else [])
+    assert path.read_bytes() == b"one"
