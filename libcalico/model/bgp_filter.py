@@ -14,18 +14,19 @@ from libcalico.model.meta import Model, Resource
 from libcalico.model.scalars import ASNumber, Int32
 
 
-class BGPFilterPrefixLengthV4(Model, frozen=True, kw_only=True):
-    """Bounds 0-32, both included."""
+class BGPFilterPrefixLength(Model, frozen=True, kw_only=True):
+    """Bounds of both families, both included."""
 
     min: Int32 | None = None
     max: Int32 | None = None
 
 
-class BGPFilterPrefixLengthV6(Model, frozen=True, kw_only=True):
-    """Bounds 0-128, both included."""
+class BGPFilterPrefixLengthV4(BGPFilterPrefixLength, frozen=True, kw_only=True):
+    """0-32."""
 
-    min: Int32 | None = None
-    max: Int32 | None = None
+
+class BGPFilterPrefixLengthV6(BGPFilterPrefixLength, frozen=True, kw_only=True):
+    """0-128."""
 
 
 class BGPFilterCommunityMatch(Model, frozen=True, kw_only=True):
@@ -68,40 +69,36 @@ class BGPFilterOperation(Model, frozen=True, kw_only=True):
     set_priority: BGPFilterSetPriority | None = field(default=None, name="setPriority")
 
 
-class BGPFilterRuleV4(Model, frozen=True, kw_only=True):
+class BGPFilterRule(Model, frozen=True, kw_only=True):
     """All given members must match; the first matching rule decides."""
 
     ALWAYS: ClassVar[tuple[str, ...]] = ("action",)
 
     cidr: str | None = None
+    prefix_length: BGPFilterPrefixLength | None = field(default=None, name="prefixLength")
+    source: str | None = None
+    interface: str | None = None
+    match_operator: str | None = field(default=None, name="matchOperator")
+    peer_type: str | None = field(default=None, name="peerType")
+    communities: BGPFilterCommunityMatch | None = None
+    as_path_prefix: tuple[ASNumber, ...] = field(default=(), name="asPathPrefix")
+    priority: int | None = None
+    action: str = ""
+    operations: tuple[BGPFilterOperation, ...] = ()
+
+
+class BGPFilterRuleV4(BGPFilterRule, frozen=True, kw_only=True):
+    """The rules of validation depend on the class of the lengths."""
+
+    # Stays where the base has it: a member that is defined again keeps its place.
     prefix_length: BGPFilterPrefixLengthV4 | None = field(default=None, name="prefixLength")
-    source: str | None = None
-    interface: str | None = None
-    match_operator: str | None = field(default=None, name="matchOperator")
-    peer_type: str | None = field(default=None, name="peerType")
-    communities: BGPFilterCommunityMatch | None = None
-    as_path_prefix: tuple[ASNumber, ...] = field(default=(), name="asPathPrefix")
-    priority: int | None = None
-    action: str = ""
-    operations: tuple[BGPFilterOperation, ...] = ()
 
 
-class BGPFilterRuleV6(Model, frozen=True, kw_only=True):
-    """As BGPFilterRuleV4 for the other family."""
+class BGPFilterRuleV6(BGPFilterRule, frozen=True, kw_only=True):
+    """The rules of validation depend on the class of the lengths."""
 
-    ALWAYS: ClassVar[tuple[str, ...]] = ("action",)
-
-    cidr: str | None = None
+    # Stays where the base has it: a member that is defined again keeps its place.
     prefix_length: BGPFilterPrefixLengthV6 | None = field(default=None, name="prefixLength")
-    source: str | None = None
-    interface: str | None = None
-    match_operator: str | None = field(default=None, name="matchOperator")
-    peer_type: str | None = field(default=None, name="peerType")
-    communities: BGPFilterCommunityMatch | None = None
-    as_path_prefix: tuple[ASNumber, ...] = field(default=(), name="asPathPrefix")
-    priority: int | None = None
-    action: str = ""
-    operations: tuple[BGPFilterOperation, ...] = ()
 
 
 class BGPFilterSpec(Model, frozen=True, kw_only=True):

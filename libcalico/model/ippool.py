@@ -82,16 +82,8 @@ class IPAMConfiguration(Resource, frozen=True, kw_only=True, tag="IPAMConfigurat
     spec: IPAMConfigurationSpec = field(default_factory=IPAMConfigurationSpec)
 
 
-class IPAMConfigSpec(Model, frozen=True, kw_only=True):
-    """As IPAMConfigurationSpec with wider limits."""
-
-    strict_affinity: bool | None = field(default=None, name="strictAffinity")
-    auto_allocate_blocks: bool | None = field(default=None, name="autoAllocateBlocks")
-    max_blocks_per_host: int | None = field(default=None, name="maxBlocksPerHost")
-    kube_virt_vm_address_persistence: str | None = field(
-        default=None, name="kubeVirtVMAddressPersistence"
-    )
-    ip_cooldown_seconds: int | None = field(default=None, name="ipCooldownSeconds")
+class IPAMConfigSpec(IPAMConfigurationSpec, frozen=True, kw_only=True):
+    """The same members; its rules allow wider limits."""
 
 
 class IPAMConfig(Resource, frozen=True, kw_only=True, tag="IPAMConfig"):

@@ -196,7 +196,7 @@ def _check_affinity(spec: BlockAffinitySpec, report: Report) -> None:
         report.reason("Spec.Deleted", None, 'spec.Deleted cannot be set to "true"')
 
 
-def _check_max_blocks(spec: IPAMConfigurationSpec | IPAMConfigSpec, report: Report) -> None:
+def _check_max_blocks(spec: IPAMConfigurationSpec, report: Report) -> None:
     if (spec.max_blocks_per_host or 0) < 0:
         reason = "must be greater than or equal to 0"
         report.reason("MaxBlocksPerHost", spec.max_blocks_per_host, reason)

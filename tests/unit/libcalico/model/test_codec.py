@@ -526,3 +526,46 @@ def test_preserving_adds_what_reading_adds() -> None:
 def test_a_member_of_a_wrong_kind_of_object_is_not_unknown() -> None:
     _, unknown = codec.decode_preserving(POOL, b'{"Kind":"Tier","spec":{"cidr":"x"}}', 1)
     assert not unknown
+
+
+FILTER_RULE = {
+    "cidr": "CIDR",
+    "prefixLength": {"min": 1, "max": 2},
+    "source": "RemotePeers",
+    "interface": "eth0",
+    "matchOperator": "In",
+    "peerType": "eBGP",
+    "communities": {"values": ["1:2"]},
+    "asPathPrefix": [64512],
+    "priority": 3,
+    "action": "Accept",
+    "operations": [{"setPriority": {"value": 4}}],
+}
+IPAM = {
+    "strictAffinity": True,
+    "autoAllocateBlocks": False,
+    "maxBlocksPerHost": 5,
+    "kubeVirtVMAddressPersistence": "Enabled",
+    "ipCooldownSeconds": 6,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec"),
+    [
+        (
+            "BGPFilter",
+            {"exportV4": [FILTER_RULE | {"cidr": "10.0.0.0/8"}]}
+            | {"importV6": [FILTER_RULE | {"cidr": "fd00::/64"}]},
+        ),
+        ("IPAMConfiguration", IPAM),
+        ("IPAMConfig", IPAM),
+    ],
+)
+def test_classes_that_share_members_keep_their_order_on_the_wire(
+    kind: str, spec: dict[str, object]
+) -> None:
+    stored = {"kind": kind, "metadata": {"name": "default"}, "spec": spec}
+    raw = json.dumps(stored).encode()
+    written = json.loads(codec.encode(codec.decode(ResourceKey(kind, "default"), raw, 1)))["spec"]
+    assert json.dumps(written) == json.dumps(spec)
