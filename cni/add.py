@@ -13,7 +13,6 @@ something behind pushes what undoes it on a stack; success clears the stack.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import os
 from collections.abc import Awaitable, Callable
@@ -28,6 +27,7 @@ from cni.netconf import NetConf
 from cni.ports import EndpointProgrammer, HostSettings
 from cni.results import Interface, IPConfig, Result
 from cni.skel import CniError, Code, Request
+from cni.threads import both, in_thread
 from cni.veth import HOST_MAC, PodWire, host_cidr
 from libcalico.errors import AlreadyExists, Conflict, NotFound, SuiteError
 from libcalico.model import WorkloadEndpoint
@@ -113,29 +113,32 @@ class AddOperation:
         settings: HostSettings,
     ) -> Result:
         undo: list[Undo] = []
+        wire = PodWire(
+            host_name=workload.interface,
+            pod_name=workload.ifname,
+            netns=request.netns,
+            addresses=(),
+            mtu_bytes=conf.mtu_bytes or settings.mtu_bytes,
+            # Ours to choose, so that the record need not wait for the kernel's choice.
+            mac=conf.mac or random_mac(),
+            routes=() if conf.default_routes else None,
+            allow_ip_forwarding=conf.allow_ip_forwarding,
+        )
+        # Only a wire that we made is ours to remove: the name may be somebody else's interface.
+        wired: list[PodWire] = []
         try:
             # Pushed before the attempt: an assignment whose answer was lost must be undone as well.
             undo.append(lambda: self.addresses.release(request, conf, workload.handle_id))
-            assigned = await self.addresses.assign(request, conf, workload)
-            wire = PodWire(
-                host_name=workload.interface,
-                pod_name=workload.ifname,
-                netns=request.netns,
-                addresses=assigned,
-                mtu_bytes=conf.mtu_bytes or settings.mtu_bytes,
-                # Ours to choose, so that the record need not wait for the kernel's choice.
-                mac=conf.mac or random_mac(),
-                routes=() if conf.default_routes else None,
-                allow_ip_forwarding=conf.allow_ip_forwarding,
+            undo.append(lambda: in_thread(lambda: _unwire(wired)))
+            mtu_bytes, assigned = await both(
+                in_thread(lambda: _prepared(wire, wired)),
+                self.addresses.assign(request, conf, workload),
             )
+            wire = replace(wire, addresses=assigned, mtu_bytes=mtu_bytes or wire.mtu_bytes)
             endpoint = build(workload, conf, addresses=assigned, mac=wire.mac)
-            # Only a wire that we made is ours to remove: the name may be somebody else's interface.
-            wired: list[PodWire] = []
-            undo.append(lambda: asyncio.to_thread(_unwire, wired))
             undo.append(lambda: self.programmer.retract(workload.key))
             undo.append(lambda: self._forget(workload))
-            recorded = Recorded(workload, endpoint, existing)
-            made = await self._make(wire, wired, recorded)
+            made = await self._make(wire, wired, Recorded(workload, endpoint, existing))
         except (AlreadyExists, Conflict, NotFound) as err:
             await _undo_all(undo, workload)
             said = "another request for the same pod came first"
@@ -154,25 +157,19 @@ class AddOperation:
         return _result(wire, mac=made.mac, mtu_bytes=made.mtu_bytes)
 
     async def _make(self, wire: PodWire, wired: list[PodWire], recorded: Recorded) -> veth.MadeWire:
-        """Wire and policy, and the record meanwhile: the datastore's answer is waited for last.
-        `wired` gets the wire when it is made, also when nobody waits for it any more."""
+        """The rest of the wire, then policy, and the record meanwhile: the datastore's answer is
+        waited for last."""
+        key = recorded.workload.key
 
-        def create() -> veth.MadeWire:
-            made = veth.create(wire)
-            wired.append(wire)
+        async def in_kernel() -> veth.MadeWire:
+            made = await in_thread(lambda: _created(wire, wired))
+            await self.programmer.program(key, recorded.endpoint)
             return made
 
-        key = recorded.workload.key
-        recording = asyncio.ensure_future(self.store.save(recorded.endpoint, recorded.existing))
-        try:
-            made = await _in_thread(create)
-            await self.programmer.program(key, recorded.endpoint)
-            await self.programmer.confirm(key, await recording)
-        except BaseException:
-            # Whatever is undone now must find the record written or not, never on its way.
-            recording.cancel()
-            await asyncio.wait({recording})
-            raise
+        made, revision = await both(
+            in_kernel(), self.store.save(recorded.endpoint, recorded.existing)
+        )
+        await self.programmer.confirm(key, revision)
         return made
 
     async def _forget(self, workload: Workload) -> None:
@@ -186,6 +183,21 @@ def existing_handle(request: Request) -> str:
     return f"{request.network}.{request.container_id}"
 
 
+def _prepared(wire: PodWire, wired: list[PodWire]) -> int:
+    """`wired` gets the wire when it is made, also when nobody waits for it any more."""
+    mtu_bytes = veth.prepare(wire)
+    if mtu_bytes:
+        wired.append(wire)
+    return mtu_bytes
+
+
+def _created(wire: PodWire, wired: list[PodWire]) -> veth.MadeWire:
+    made = veth.create(wire, is_prepared=bool(wired))
+    if not wired:
+        wired.append(wire)
+    return made
+
+
 def _unwire(wired: list[PodWire]) -> None:
     for wire in wired:
         veth.delete_in_pod(wire.netns, wire.pod_name)
@@ -196,18 +208,6 @@ def random_mac() -> str:
     octets = bytearray(os.urandom(6))
     octets[0] = octets[0] & 0xFC | 0x02
     return octets.hex(":")
-
-
-async def _in_thread(work: Callable[[], veth.MadeWire]) -> veth.MadeWire:
-    """Run in a thread and wait for its end even when cancelled: what it makes must be undone, and
-    a thread cannot be stopped half way."""
-    running = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        with contextlib.suppress(SuiteError):
-            await running
-        raise
 
 
 async def _undo_all(undo: list[Undo], workload: Workload) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,8 +85,38 @@ class MadeWire:
     mtu_bytes: int
 
 
-def create(wire: PodWire) -> MadeWire:
+def prepare(wire: PodWire) -> int:
+    """Make the pair alone: that takes no address, so it can be done while IPAM is asked.
+
+    Returns its MTU for `create`; 0 when the host's name is taken (W3): `create` replaces it, once
+    it is sure that this pod will have addresses. Errors: as `create`."""
+    with _in_netns(wire) as netns_fd, NetlinkSocket() as host:
+        if _exists(host, wire.host_name):
+            return 0
+        mtu_bytes = wire.mtu_bytes or uplink_mtu(host)
+        _create_pair(host, wire, netns_fd, mtu_bytes)
+        return mtu_bytes
+
+
+def create(wire: PodWire, *, is_prepared: bool = False) -> MadeWire:
     """Make pair, addresses and routes. Errors: CniError (8 for the namespace, else 100)."""
+    with _in_netns(wire) as netns_fd, NetlinkSocket() as host:
+        mtu_bytes = wire.mtu_bytes or uplink_mtu(host)
+        if not is_prepared:
+            _create_pair(host, wire, netns_fd, mtu_bytes)
+        try:
+            _bring_host_up(host, wire)
+            mac = run_in_namespace(netns_fd, lambda: _configure_pod(wire))
+        except BaseException:
+            with contextlib.suppress(ProgrammingFailed):
+                host.execute(delete_link(wire.host_name))
+            raise
+    return MadeWire(mac, mtu_bytes)
+
+
+@contextlib.contextmanager
+def _in_netns(wire: PodWire) -> Iterator[int]:
+    """The pod's namespace as an fd; what the kernel refuses meanwhile in CNI's words."""
     try:
         netns_fd = os.open(wire.netns, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as err:
@@ -94,23 +124,13 @@ def create(wire: PodWire) -> MadeWire:
             Code.INVALID_NETNS, f"failed to open netns {wire.netns!r}: {err.strerror}"
         ) from err
     try:
-        with NetlinkSocket() as host:
-            mtu_bytes = wire.mtu_bytes or uplink_mtu(host)
-            _create_pair(host, wire, netns_fd, mtu_bytes)
-            try:
-                _bring_host_up(host, wire)
-                mac = run_in_namespace(netns_fd, lambda: _configure_pod(wire))
-            except BaseException:
-                with contextlib.suppress(ProgrammingFailed):
-                    host.execute(delete_link(wire.host_name))
-                raise
+        yield netns_fd
     except ProgrammingFailed as err:
         raise CniError(
             Code.NETWORKING_FAILED, "error setting up the pod's interface", str(err)
         ) from err
     finally:
         os.close(netns_fd)
-    return MadeWire(mac, mtu_bytes)
 
 
 def _create_pair(host: NetlinkSocket, wire: PodWire, netns_fd: int, mtu_bytes: int) -> None:
