@@ -15,6 +15,9 @@ help: ## list the targets
 bootstrap: ## install what is missing (Debian packages as root, then the virtual environment)
 	@deploy/bootstrap
 
+bootstrap-runtimes:
+	@deploy/bootstrap --runtimes
+
 lab: bootstrap ## a three-node routed network in namespaces, with a demonstration; leaves it running (root)
 	@deploy/lab/lab up
 	@deploy/lab/lab demo
@@ -23,10 +26,11 @@ lab-down: ## remove the lab: processes, namespaces, files (root)
 	@deploy/lab/lab down
 
 test: export REQUIRE_ALL = 1
-test: bootstrap check ## everything: check, then properties, etcd, kernel, BGP neighbours, the lab (root)
+test: bootstrap-runtimes check ## everything: check, then properties, etcd, kernel, BGP, container runtimes, the lab (root)
 	@deploy/require-root "make test"
 	$(PYTEST) tests/property tests/etcd tests/component
 	$(PYTEST) tests/netns tests/peers
+	$(PYTEST) tests/runtimes
 	$(PYTEST) tests/e2e
 
 check: bootstrap ## format, lint, types, import contract, style ratchet, unit tests; no root needed
@@ -51,4 +55,4 @@ format: ## rewrite the sources in the house format
 wheel: bootstrap ## build/brindle-*.whl, for installing on hosts
 	$(BIN)/pip wheel -q --no-deps --no-build-isolation -w build .
 
-.PHONY: help bootstrap lab lab-down test check bench hunt format wheel
+.PHONY: help bootstrap bootstrap-runtimes lab lab-down test check bench hunt format wheel
