@@ -39,7 +39,7 @@ from confd.view import KINDS, DatastoreView
 from libcalico.datastore.api import Datastore
 from libcalico.datastore.config import connect, for_daemon
 from libcalico.errors import ConfigError, InvalidInput
-from libcalico.model.keys import affinities_prefix, prefix_of
+from libcalico.model.keys import affinities_prefix, path_of, prefix_of
 from libcalico.model.meta import Resource
 from libcalico.model.validation import validate_stored
 from libcalico.runtime import log, nodename, paths, supervise
@@ -72,7 +72,7 @@ class Counters:
 
 
 class Confd:
-    """Renders one view into files. `render()` is one pass and returns whether all is in force."""
+    """Renders one view into files. `render` is one pass and returns whether all is in force."""
 
     def __init__(
         self,
@@ -88,14 +88,23 @@ class Confd:
         self._publisher = Publisher(environ, noop=options.noop, keep_stage=options.keep_stage)
         self._resources_dir = options.confdir / "conf.d"
         self._warned: tuple[str, ...] = ()
+        self._said_problems: dict[str, str] = {}
         self.counters = Counters()
 
+    async def render_aside(self) -> bool:
+        """`render` in a thread, of the view as it is now: the loop may change it meanwhile."""
+        return await asyncio.to_thread(self._render, self._view.copy())
+
     def render(self) -> bool:
-        """Blocking: runs check commands. Call from a thread in a daemon."""
+        """Blocking: runs check commands."""
+        return self._render(self._view)
+
+    def _render(self, view: DatastoreView) -> bool:
         self.counters.passes += 1
+        self._warn_of_problems(view)
         try:
             resources = load(self._resources_dir, self._places())
-            context = build(self._view, self._identity, self._secret)
+            context = build(view, self._identity, self._secret)
         except (InvalidInput, ValueError) as err:
             return self._failed("configuration", err)
         if context is None:
@@ -128,6 +137,14 @@ class Confd:
             LOG.error("not in force, the last good files stay", resource=name, error=err)
         self.counters.failed = {name: str(err)}
         return False
+
+    def _warn_of_problems(self, view: DatastoreView) -> None:
+        """Each invalid object once per reason; the others count as if it were not there (V3)."""
+        problems = {path_of(key): why for key, why in view.problems.items()}
+        for name, why in problems.items():
+            if self._said_problems.get(name) != why:
+                LOG.warning("an invalid object is ignored", key=name, error=why)
+        self._said_problems = problems
 
     def _warn(self, context: BgpContext) -> None:
         for warning in context.warnings:
@@ -243,7 +260,7 @@ async def _once(process: Process, confd: Confd, changed: asyncio.Event) -> None:
     while not confd.is_in_sync:
         await changed.wait()
         changed.clear()
-    if not await asyncio.to_thread(confd.render):
+    if not await confd.render_aside():
         raise NotInForce(confd.counters.failed)
     process.stop()
 
@@ -263,7 +280,7 @@ async def _for_ever(confd: Confd, changed: asyncio.Event, notifier: Notifier) ->
             LOG.debug("trying again what failed")
         await _settled(changed)
         if confd.is_in_sync:
-            is_in_force = await asyncio.to_thread(confd.render)
+            is_in_force = await confd.render_aside()
         if confd.is_in_sync and not is_ready:
             notifier.ready()
             is_ready = True

@@ -40,6 +40,13 @@ class DatastoreView:
         self.generation = 0
         self.in_sync = False
 
+    def copy(self) -> DatastoreView:
+        """The view as it is now, for a reader in another thread."""
+        made = DatastoreView(self._validate)
+        made._value_by_key, made.problems = dict(self._value_by_key), dict(self.problems)
+        made.generation, made.in_sync = self.generation, self.in_sync
+        return made
+
     def on_updates(self, updates: Sequence[Update]) -> None:
         for update in updates:
             value = self._valid(update)

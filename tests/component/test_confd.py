@@ -36,6 +36,7 @@ from libcalico.model.node import NodeBGPSpec, NodeSpec
 from libcalico.model.speaker import SpeakerConfig
 from libcalico.syncer.api import SyncStatus, Update
 from libcalico.testing.etcd import EtcdCluster
+from tests.support.etcd import ClusterFactory
 
 
 def node(name: str, ipv4: str, ipv6: str) -> Node:
@@ -161,6 +162,42 @@ def test_a_changed_peer_reloads_the_speaker_once(view, tmp_path):
         signal.signal(signal.SIGHUP, before)
 
 
+async def test_what_changes_during_a_pass_belongs_to_the_next(view, tmp_path):
+    confd = confd_of(view, tmp_path)
+    secret = tmp_path / "secrets/bgp/tor"
+    secret.unlink()
+    os.mkfifo(secret)  # the pass stops here, in the middle of the view, until somebody writes
+    passing = asyncio.ensure_future(confd.render_aside())
+    writer = await asyncio.to_thread(secret.open, "w")
+    late = BlockAffinityKey("a", "10.65.9.0/26")
+    view.on_updates([Update(late, BlockAffinity(state="confirmed"), 2)])
+    writer.write("secret")
+    writer.close()
+    assert await passing
+    _, speaker = files(tmp_path)
+    blocks = [block["cidr"] for block in json.loads(speaker.read_text())["blocks"]]
+    assert blocks == ["10.65.1.0/26"]
+    secret.unlink()
+    secret.write_text("secret")
+    assert await confd.render_aside()
+    assert "10.65.9.0/26" in speaker.read_text()
+
+
+def test_an_invalid_object_is_warned_of_once_and_the_others_are_rendered(tmp_path, caplog):
+    view = DatastoreView(daemon._validated)
+    bad = peer("bad", peer_ip="here", as_number=65000)
+    view.on_updates([Update(key_of(resource), resource, 1) for resource in (*RESOURCES, bad)])
+    view.on_status(SyncStatus.IN_SYNC)
+    confd = confd_of(view, tmp_path)
+    for _ in range(2):
+        assert confd.render()
+    (said,) = [r for r in caplog.records if r.getMessage() == "an invalid object is ignored"]
+    assert said.fields["key"] == path_of(key_of(bad))
+    assert "PeerIP = 'here'" in said.fields["error"]
+    written = msgspec.json.decode(files(tmp_path)[1].read_bytes(), type=SpeakerConfig)
+    assert "198.51.100.1" in {p.address for p in written.peers}
+
+
 @pytest.mark.parametrize(
     ("name", "key"),
     [
@@ -279,6 +316,46 @@ def test_a_watching_confd_renders_again_on_sighup_and_dumps_on_sigusr1(
     assert dump["confd"]["view"]["in_sync"] is True
     assert dump["confd"]["passes"] >= 2
     assert "changed" not in path.read_text()
+    assert confd.end() == 0
+
+
+@pytest.mark.etcd
+def test_a_confd_started_before_etcd_waits_with_one_line_and_goes_on(
+    etcd_cluster_factory: ClusterFactory, launch, tmp_path: Path
+):
+    cluster = etcd_cluster_factory()
+    (member,) = cluster.members
+    for resource in RESOURCES:
+        cluster.ctl("put", path_of(key_of(resource)), encode(resource).decode())
+    member.kill()
+    confd = launch(ETCD_ENDPOINTS=cluster.endpoints[0])
+    confd.until(lambda: "waiting for the datastore" in confd.logged())
+    confd.process.send_signal(signal.SIGHUP)  # nothing to render yet (C1), and no reason to die
+    member.start()
+    exabgp, speaker = files(tmp_path)
+    confd.until(speaker.exists)
+    # Every prefix was refused at least once, each by itself.
+    assert confd.logged().count("waiting for the datastore") == 1
+    before = exabgp.read_bytes()
+    member.kill()
+    member.start()
+    member.wait_ready()
+    cluster.ctl("del", path_of(key_of(RESOURCES[2])))
+    confd.until(lambda: exabgp.read_bytes() != before)
+    assert confd.end() == 0
+
+
+@pytest.mark.etcd
+def test_a_malformed_object_in_etcd_costs_itself_alone(etcd: EtcdCluster, launch, tmp_path: Path):
+    for resource in RESOURCES:
+        etcd.ctl("put", path_of(key_of(resource)), encode(resource).decode())
+    for kind in ("bgppeers", "nodes", "bgpfilters", "ippools", "bgpconfigurations"):
+        etcd.ctl("put", f"/calico/resources/v3/projectcalico.org/{kind}/broken", "{not json")
+    confd = launch(ETCD_ENDPOINTS=etcd.endpoints[0])
+    exabgp, speaker = files(tmp_path)
+    confd.until(speaker.exists)
+    assert "198.51.100.1" in exabgp.read_text()
+    assert confd.logged().count("a stored value does not parse") == 5
     assert confd.end() == 0
 
 
