@@ -33,8 +33,13 @@ UNIT = Path(__file__).parent / "unit"
 
 
 # The gate draws the same examples every time; `make hunt` draws new ones, many more, until stopped.
-hypothesis.settings.register_profile("gate", derandomize=True, deadline=None, print_blob=True)
-hypothesis.settings.register_profile("hunt", deadline=None, max_examples=2000, print_blob=True)
+# No verdict by the clock: neither by how long an example takes nor by how long drawing the first
+# ten takes (too_slow); the very first text alone builds a table of all characters.
+_PROFILE = hypothesis.settings(
+    deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.register_profile("gate", _PROFILE, derandomize=True)
+hypothesis.settings.register_profile("hunt", _PROFILE, max_examples=2000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 
 
