@@ -181,7 +181,9 @@ async def patiently(work: Callable[[], Awaitable[T]]) -> T:
         except Transient as err:
             if throttle.allows(loop.time()):
                 LOG.warning("waiting for the datastore", reason=err)
-            await asyncio.sleep(backoff.next_s())
+            wait_s = backoff.next_s()
+            LOG.debug("the datastore does not answer, trying again", wait_s=wait_s)
+            await asyncio.sleep(wait_s)
 
 
 async def register(datastore: Datastore, settings: NodeSettings) -> Node:

@@ -421,6 +421,10 @@ class MemoryDatastore:
     def allow(self) -> None:
         self._denied = None
 
+    def is_drained(self) -> bool:
+        """Everything that was announced to a watch has been taken from it."""
+        return not any(watcher.queue or watcher.expired for watcher in self._watchers)
+
     def open_watches(self) -> int:
         return len(self._watchers)
 

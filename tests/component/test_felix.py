@@ -14,6 +14,7 @@ from libcalico.errors import ProgrammingFailed, Transient, ValidationError
 from libcalico.model import FelixConfiguration, FelixConfigurationSpec, ObjectMeta
 from libcalico.model.keys import ResourceKey, path_of
 from libcalico.netlink import device_route
+from libcalico.syncer.api import SyncStatus
 from libcalico.testing.fakenft_vm import Packet
 from libcalico.testing.kernel import FAULTS
 from tests.support import calc
@@ -205,9 +206,13 @@ async def test_a_programmed_endpoint_stands_through_a_re_list_and_falls_with_its
         key, endpoint = workload("n", "10.65.0.7/32")
         world.wire("n")
         await world.felix.programmer.program(key, endpoint)
+        resyncs = world.felix.syncer.stats.resyncs
+        world.datastore.partition()
+        world.store(workload("other", A), workload("more", B))
         world.datastore.compact()
-        world.datastore.lose_watch_events()
-        world.store(workload("other", A))
+        world.datastore.heal()  # the watch expires: only a list can help
+        await world.until(lambda: world.felix.syncer.stats.resyncs > resyncs)
+        await world.until(lambda: world.felix.syncer.status is SyncStatus.IN_SYNC)
         await world.settled()
         assert "10.65.0.7/32" in world.routes(), "P1"
         world.kernel.connections["10.65.0.7"] = 3
@@ -449,7 +454,8 @@ async def test_status_keys_are_written_when_they_are_asked_for(tmp_path):
         await world.until(lambda: stale not in reported())
         world.kernel.set_link("calia", is_up=False)
         await world.until(lambda: reported().get(present) == b'{"status":"down"}')
-        await world.until(lambda: f"{prefix}status" in reported())
+        # The two are written one after the other, and this is the later one.
+        await world.until(lambda: f"{prefix}last_reported_status" in reported())
         report = json.loads(reported()[f"{prefix}last_reported_status"])
         assert set(report) == {"time", "uptime", "first_update"}
         world.erase(workload("a", A))

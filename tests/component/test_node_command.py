@@ -243,10 +243,10 @@ def test_a_node_started_before_etcd_waits_with_one_line_and_goes_on(
     cluster = etcd_cluster_factory()
     (member,) = cluster.members
     member.kill()
-    node = make_node(cluster.endpoints[0])
+    node = make_node(cluster.endpoints[0], CALICO_STARTUP_LOGLEVEL="debug")
     node.until(lambda: "waiting for the datastore" in node.logged())
     node.process.send_signal(signal.SIGHUP)  # nobody to pass it on to yet, and no reason to die
-    time.sleep(1.5)  # several attempts, still one line
+    node.until(lambda: node.logged().count("does not answer, trying again") >= 3)
     assert node.logged().count("waiting for the datastore") == 1
     assert node.process.poll() is None
     member.start()

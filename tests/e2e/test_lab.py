@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
-import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -15,6 +16,7 @@ from deploy.lab import demo, pods, shell
 from deploy.lab.cluster import Cluster, up
 from deploy.lab.shell import LabError, wait_until
 from deploy.lab.topology import Options
+from tests.support.flow import Flow
 
 ALLOW_FRONTEND = demo.POLICY.encode()
 ENDPOINTS = "/calico/resources/v3/projectcalico.org/workloadendpoints/"
@@ -48,27 +50,18 @@ def node_output(lab: Cluster, node: str, *command: str) -> str:
     return shell.run(list(command), namespace=lab.topology.node(node).namespace).stdout.decode()
 
 
-class Flow:
-    """Pings every 10 ms between two pods; `lost()` ends it and counts what did not come back."""
+@pytest.fixture
+def start_flow(lab: Cluster, tmp_path: Path) -> Callable[[str, str], Flow]:
+    """`start_flow(source, address)`: pings from a pod, already running."""
 
-    def __init__(self, lab: Cluster, source: str, address: str) -> None:
-        self._began = time.monotonic()
-        command = lab.in_pod(source, ["ping", "-n", "-i", "0.01", "-W", "2", address])
-        self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-        )
+    def start(source: str, address: str) -> Flow:
+        def spawn(command: list[str], out: BinaryIO) -> subprocess.Popen[bytes]:
+            inside = lab.in_pod(source, command)
+            return subprocess.Popen(inside, stdout=out, stderr=out, start_new_session=True)
 
-    def lost(self) -> int:
-        # Long enough that a gap would show: a hundred packets and more.
-        assert eventually(lambda: time.monotonic() - self._began > 1.5)
-        self._process.send_signal(signal.SIGINT)
-        stdout, _ = self._process.communicate(timeout=20)
-        match = re.search(rb"(\d+) packets transmitted, (\d+) received", stdout)
-        assert match, stdout
-        sent, received = int(match[1]), int(match[2])
-        assert sent > 50, "the flow hardly ran"
-        # The last request may be on its way when ping is told to stop.
-        return max(sent - received - 1, 0)
+        return Flow(spawn, tmp_path, address)
+
+    return start
 
 
 def test_the_demonstration_holds(lab):
@@ -114,8 +107,8 @@ def test_addresses_and_routes_are_given_back(lab):
 
 
 @pytest.mark.parametrize("role", ["calico-felix", "calico-bgp", "calico-confd", "everything"])
-def test_killing_daemons_loses_no_packet_of_an_existing_flow(lab, web, role):
-    flow = Flow(lab, "frontend", web)
+def test_killing_daemons_loses_no_packet_of_an_existing_flow(lab, web, start_flow, role):
+    flow = start_flow("frontend", web)
     assert eventually(lambda: pods.can_ping(lab, "frontend", web))
     if role == "everything":
         lab.restart_node("node1", kill=True)
@@ -199,11 +192,11 @@ def test_a_pod_can_be_deleted_while_felix_is_down(lab):
         lab.wait_sessions()
 
 
-def test_etcd_may_go_away_and_come_back(lab, web):
+def test_etcd_may_go_away_and_come_back(lab, web, start_flow):
     apply(lab)
     try:
         assert eventually(lambda: not http(lab, "other", web))
-        flow = Flow(lab, "other", lab.state.pods["frontend"].ips[0])
+        flow = start_flow("other", lab.state.pods["frontend"].ips[0])
         lab.stop("etcd", grace_s=0)
         assert http(lab, "frontend", web)
         assert not http(lab, "other", web)

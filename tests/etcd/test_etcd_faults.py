@@ -158,43 +158,43 @@ async def test_a_write_whose_answer_is_lost_is_not_repeated(etcd: EtcdCluster, o
         assert found is not None
         assert found == KeyValue(A, b"2", found.mod_revision, revision, version=2)
         # A read in the same situation is simply repeated.
-        proxy.is_deaf = True
+        proxy.is_deaf, proxy.lost_bytes = True, 0
         reading = asyncio.ensure_future(store.get(A))
-        await asyncio.sleep(0.05)
+        await until(lambda: proxy.lost_bytes > 0)
         proxy.hang_up()
         assert await reading == found
 
 
 async def test_a_dead_stream_is_noticed_and_replaced(
-    etcd_cluster_factory: ClusterFactory, open_store: Open
+    etcd_cluster_factory: ClusterFactory, open_store: Open, caplog: pytest.LogCaptureFixture
 ):
     cluster = etcd_cluster_factory()
     (member,) = cluster.members
-    store = open_store(cluster.endpoints, watch_idle_s=0.2, watch_ping_timeout_s=0.2)
+    store = open_store(cluster.endpoints, watch_idle_s=0.2, watch_ping_timeout_s=2.0)
     batches = store.watch("/t/", await store.create(A, b"0"))
     await collect(batches, 1)
     waiting = asyncio.ensure_future(collect(batches, 1))
     # A live but quiet stream must pass the same test several times over.
-    await asyncio.sleep(1.0)
-    assert cluster_watchers(member) == 1
+    await until(lambda: watch_calls(member, "msg_received") >= 4)  # one to begin, three pings
+    assert watch_calls(member, "started") == 1
     member.freeze()
-    await asyncio.sleep(1.0)  # several idle periods: the stream has been given up
+    await until(lambda: "watch interrupted, resuming" in caplog.messages)
     member.thaw()
     await eventually(lambda: store.put(A, b"1"))
     assert (await waiting)[0].kv.value == b"1"
     await batches.aclose()
 
 
-def cluster_watchers(member: object) -> int:
-    """How many watchers etcd itself counts."""
+def watch_calls(member: object, what: str) -> int:
+    """How many streams were started, or messages received on them, as etcd itself counts."""
     import http.client
 
     connection = http.client.HTTPConnection("127.0.0.1", member._health_port, timeout=5)  # type: ignore[attr-defined]
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()
     connection.close()
-    lines = [line for line in text.splitlines() if line.startswith("etcd_debugging_mvcc_watcher_")]
-    (total,) = [line for line in lines if line.startswith("etcd_debugging_mvcc_watcher_total")]
+    counted = [line for line in text.splitlines() if line.startswith(f"grpc_server_{what}_total{{")]
+    (total,) = [line for line in counted if 'grpc_method="Watch",grpc_service="etcdserver' in line]
     return int(float(total.split()[-1]))
 
 
@@ -297,6 +297,31 @@ async def test_without_a_quorum_calls_fail_and_recover(
         member.start()
     found = await eventually(lambda: store.get(A))
     assert found is not None
+
+
+async def test_a_watch_leaves_a_member_that_has_lost_its_leader(
+    etcd_cluster_factory: ClusterFactory, open_store: Open, caplog: pytest.LogCaptureFixture
+):
+    """Cut off from its cluster it would hear of nothing any more, and say nothing for ever."""
+    cluster = etcd_cluster_factory(size=3)
+    alone, *others = cluster.members
+    store = open_store((alone.endpoint,))
+    batches = store.watch("/t/", await store.create(A, b"0"))
+    await collect(batches, 1)
+    waiting = asyncio.ensure_future(collect(batches, 1))
+    for member in others:
+        await asyncio.to_thread(member.kill)
+
+    def has_left() -> bool:
+        interrupted = [r for r in caplog.records if r.getMessage() == "watch interrupted, resuming"]
+        return any("no leader" in r.fields["error"] for r in interrupted)  # type: ignore[attr-defined]
+
+    await until(has_left)
+    for member in others:
+        member.start()
+    await eventually(lambda: store.put(A, b"1"))
+    assert (await waiting)[0].kv.value == b"1"
+    await batches.aclose()
 
 
 # ---- TLS ---------------------------------------------------------------------------------------
@@ -402,19 +427,33 @@ async def until_refused(store: EtcdDatastore) -> None:
 
 
 async def test_half_a_rotation_keeps_the_old_pair(
-    tls_cluster: EtcdCluster, etcd_tls: EtcdTls, etcd_authority: Authority, open_store: Open
+    tls_cluster: EtcdCluster,
+    etcd_tls: EtcdTls,
+    etcd_authority: Authority,
+    open_store: Open,
+    caplog: pytest.LogCaptureFixture,
 ):
+    caplog.set_level("INFO")
     place = etcd_authority.issue("half")
     tls = TlsConfig(str(etcd_tls.ca), str(place.certificate), str(place.key))
     store = open_store(tls_cluster.endpoints, tls=tls)
     await store.create(A, b"1")
     other = etcd_authority.issue("half-new")
     place.certificate.write_bytes(other.certificate.read_bytes())  # the key is still the old one
-    deadline = time.monotonic() + 2.5  # more than two looks at the files
-    while time.monotonic() < deadline:
+    await reading_until(store, caplog, "etcd certificates cannot be used yet, keeping the old")
+    place.key.write_bytes(other.key.read_bytes())
+    await reading_until(store, caplog, "etcd certificates changed, connecting anew")
+
+
+async def reading_until(
+    store: EtcdDatastore, caplog: pytest.LogCaptureFixture, message: str
+) -> None:
+    """Read again and again, successfully, until the client has said so."""
+    deadline = time.monotonic() + WAIT_S
+    while message not in caplog.messages:
+        assert time.monotonic() < deadline, caplog.messages
         await store.get(A)
         await asyncio.sleep(0.05)
-    place.key.write_bytes(other.key.read_bytes())
     await store.get(A)
 
 
@@ -509,7 +548,8 @@ async def test_closing_ends_calls_and_watches_with_an_error_not_a_cancellation(
         asyncio.ensure_future(store.get(A)),
         asyncio.ensure_future(store.put(A, b"1")),
     ]
-    await asyncio.sleep(0.1)
+    (link,) = store._connection._links.values()
+    await until(lambda: link._users == len(waiting))
     await store.close()
     for outcome in await asyncio.gather(*waiting, return_exceptions=True):
         assert isinstance(outcome, DatastoreUnavailable)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
-from libcalico.datastore.api import Datastore
+from libcalico.datastore.api import Datastore, ListResult
 from libcalico.datastore.etcd import EtcdDatastore
 from libcalico.datastore.etcd_link import EtcdConfig
 from libcalico.model import Node
@@ -224,6 +225,16 @@ async def test_etcd_killed_and_restarted_under_the_syncer(etcd_cluster_factory: 
     await store.close()
 
 
+class CountedLists(EtcdDatastore):
+    lists = 0
+
+    def list_pages(
+        self, prefix: str, *, revision: int = 0, keys_only: bool = False
+    ) -> AsyncGenerator[ListResult, None]:
+        self.lists += 1
+        return super().list_pages(prefix, revision=revision, keys_only=keys_only)
+
+
 @pytest.mark.etcd
 async def test_a_syncer_started_before_etcd_goes_on_when_it_comes(
     etcd_cluster_factory: ClusterFactory,
@@ -232,10 +243,13 @@ async def test_a_syncer_started_before_etcd_goes_on_when_it_comes(
     (member,) = cluster.members
     await asyncio.to_thread(cluster.ctl, "put", NODES + "n1", node("n1").decode())
     await asyncio.to_thread(member.kill)
-    store = EtcdDatastore(EtcdConfig(cluster.endpoints))
+    store = CountedLists(EtcdConfig(cluster.endpoints))
     sink = Sink()
     async with running(WatchSyncer(store, [NODES], sink)):
-        await asyncio.sleep(0.5)
+        deadline = time.monotonic() + WAIT_S
+        while store.lists < 3:  # it has tried, and tried again
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
         assert sink.log == [SyncStatus.WAIT_FOR_DATASTORE]
         await asyncio.to_thread(member.start)
         await sink.until(in_sync)

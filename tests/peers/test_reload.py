@@ -9,7 +9,7 @@ import msgspec
 
 from libcalico.model.bgp_filter import BGPFilterRuleV4
 from libcalico.model.speaker import Filter
-from tests.peers.base import Fabric, Neighbour
+from tests.peers.base import PATIENCE_S, Fabric, Neighbour
 from tests.peers.bird import Bird
 from tests.peers.speaker import CalicoBgp
 from tests.support.netns import eventually
@@ -26,6 +26,25 @@ def three(fabric: Fabric) -> tuple[CalicoBgp, list[Bird]]:
     ours.start()
     ours.wait_established(*(bird.v4 for bird in birds[:2]))
     return ours, birds
+
+
+def test_a_speaker_started_before_its_configuration_waits_with_one_line_and_goes_on(
+    fabric: Fabric,
+):
+    ours, bird = CalicoBgp(fabric, 1), Bird(fabric, 2)
+    ours.start()
+    assert eventually(lambda: "waiting for configuration" in ours.log(), timeout_s=PATIENCE_S)
+    # It looks again and again: each time it is asked to, it says what it finds.
+    for count in (1, 2, 3):
+        ours.publish("nonsense;")
+        assert eventually(
+            lambda n=count: ours.log().count("configuration refused") >= n, timeout_s=PATIENCE_S
+        )
+    assert ours.log().count("waiting for configuration") == 1
+    bird.configure(Neighbour(ours.v4, is_passive=True))
+    bird.start()
+    ours.configure(Neighbour(bird.v4))
+    ours.wait_established(bird.v4)
 
 
 def test_adding_and_removing_a_neighbour_leaves_the_others_alone(fabric: Fabric):

@@ -23,7 +23,8 @@ ClusterFactory = Callable[..., EtcdCluster]
 
 
 class LossyProxy:
-    """Between client and etcd: can lose the answers to requests, or be cut off altogether."""
+    """Between client and etcd: can lose the answers to requests (and counts what it lost), or be
+    cut off altogether."""
 
     def __init__(self, endpoint: str) -> None:
         host, port = endpoint.removeprefix("http://").split(":")
@@ -32,6 +33,7 @@ class LossyProxy:
         self._writers: list[asyncio.StreamWriter] = []
         self._server: asyncio.Server | None = None
         self.is_deaf = False
+        self.lost_bytes = 0
 
     @property
     def endpoint(self) -> str:
@@ -83,7 +85,9 @@ class LossyProxy:
     ) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await source.read(65536):
-                if not (lossy and self.is_deaf):
+                if lossy and self.is_deaf:
+                    self.lost_bytes += len(data)
+                else:
                     sink.write(data)
         sink.close()
         with contextlib.suppress(ConnectionError):

@@ -128,7 +128,7 @@ class FelixWorld:
         self.felix = Felix(process, local, watcher, Edges(self.datastore, ports, health))
         self.felix.spawn(asyncio.Event())
 
-    async def until(self, check: Callable[[], object], *, timeout_s: float = 5.0) -> None:
+    async def until(self, check: Callable[[], object], *, timeout_s: float = 30.0) -> None:
         """Poll with a deadline; AssertionError when it never came true."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while not check():
@@ -137,7 +137,7 @@ class FelixWorld:
             await asyncio.sleep(0.005)
 
     async def settled(self) -> None:
-        """Everything that has happened so far has reached the kernel."""
-        await asyncio.sleep(0.02)
+        """Everything the watches have announced so far has reached the kernel."""
+        await self.until(self.datastore.is_drained)
         self.felix.feed.publish()
         await self.felix.dataplane.loop.flush()

@@ -78,6 +78,15 @@ async def test_a_stalled_store_answers_when_resumed(store: MemoryDatastore):
     assert await writing == store.revision
 
 
+async def opened(store: MemoryDatastore) -> None:
+    """The watch stands."""
+    for _ in range(100):
+        if store.open_watches():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("no watch was opened")
+
+
 async def test_slow_calls_let_others_overtake(store: MemoryDatastore):
     store.slow_next(0.01, operations=["put"])
     slow = asyncio.ensure_future(store.put(A, b"slow"))
@@ -90,7 +99,7 @@ async def test_slow_calls_let_others_overtake(store: MemoryDatastore):
 async def test_a_partition_fails_calls_and_hangs_watches(store: MemoryDatastore):
     batches = store.watch("/t/", store.revision + 1)
     waiting = asyncio.ensure_future(anext(batches))
-    await asyncio.sleep(0.001)
+    await opened(store)
     store.partition()
     with pytest.raises(DatastoreUnavailable):
         await store.get(A)
@@ -106,7 +115,7 @@ async def test_a_partition_fails_calls_and_hangs_watches(store: MemoryDatastore)
 async def test_a_watch_compacted_behind_a_partition_expires(store: MemoryDatastore):
     batches = store.watch("/t/", store.revision + 1)
     waiting = asyncio.ensure_future(anext(batches))
-    await asyncio.sleep(0.001)
+    await opened(store)
     store.partition()
     store.seed({A: b"1", "/t/b": b"1"})
     store.compact()
@@ -118,7 +127,7 @@ async def test_a_watch_compacted_behind_a_partition_expires(store: MemoryDatasto
 async def test_hidden_writes_are_stored_and_not_watched(store: MemoryDatastore):
     batches = store.watch("/t/", store.revision + 1)
     waiting = asyncio.ensure_future(anext(batches))
-    await asyncio.sleep(0.001)
+    await opened(store)
     store.lose_watch_events()
     store.seed({A: b"hidden", "/t/b": b"seen"})
     assert [event.kv.value for event in (await waiting).events] == [b"seen"]
@@ -154,7 +163,7 @@ async def test_a_lease_runs_out_with_the_clock():
 async def test_progress_is_an_empty_batch(store: MemoryDatastore):
     batches = store.watch("/t/", store.revision + 1)
     waiting = asyncio.ensure_future(anext(batches))
-    await asyncio.sleep(0.001)
+    await opened(store)
     store.seed({"/elsewhere": b"1"})
     store.progress()
     batch = await waiting
@@ -174,7 +183,7 @@ def test_compaction_refuses_past_and_future(store: MemoryDatastore):
 async def test_a_closed_store_answers_nobody(store: MemoryDatastore):
     batches = store.watch("/t/", store.revision + 1)
     waiting = asyncio.ensure_future(anext(batches))
-    await asyncio.sleep(0.001)
+    await opened(store)
     await store.close()
     with pytest.raises(DatastoreUnavailable, match="closed"):
         await waiting
