@@ -30,6 +30,10 @@ class AddressManager(Protocol):
         """Give back all addresses of the attachment; none held is success."""
         ...
 
+    async def release_handle(self, handle_id: str) -> None:
+        """As `release`, of our own IPAM, without the request: for a DEL that was queued."""
+        ...
+
     async def held(self, handle_id: str) -> tuple[str, ...]:
         """The addresses a handle holds in our IPAM."""
         ...
@@ -37,6 +41,11 @@ class AddressManager(Protocol):
     async def handles(self, network: str, node: str) -> tuple[str, ...]:
         """Handles of a network that hold an address on a node. Reads all handles: for GC only."""
         ...
+
+
+def is_delegated(conf: NetConf) -> bool:
+    """Whether another IPAM plugin gave the addresses."""
+    return conf.ipam.type not in ("", CALICO_IPAM)
 
 
 class Addresses:
@@ -93,9 +102,12 @@ class Addresses:
         return tuple(str(address) for address in sorted(found, key=lambda a: a.version))
 
     async def release(self, request: Request, conf: NetConf, handle_id: str) -> None:
-        if conf.ipam.type and conf.ipam.type != CALICO_IPAM:
+        if is_delegated(conf):
             await delegate.run(request, conf.ipam.type, "DEL")
             return
+        await self.release_handle(handle_id)
+
+    async def release_handle(self, handle_id: str) -> None:
         try:
             await self._ipam.release_by_handle(handle_id)
         except NotFound:

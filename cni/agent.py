@@ -31,6 +31,7 @@ from cni.endpoints import EndpointStore
 from cni.gc import GcOperation
 from cni.ipam_plugin import IpamPlugin
 from cni.ports import EndpointProgrammer
+from cni.replay import Replayer
 from cni.results import Result
 from cni.skel import Answer, CniError, Code, Invocation, Request, Verb
 from cni.wire import RequestReader, pack_answer
@@ -50,11 +51,18 @@ IPAM_PLUGIN = "calico-ipam"
 
 
 class Agent:
-    """`serve()` until cancelled. `addresses` and `store` share felix's datastore connection."""
+    """`serve()` until cancelled. `addresses` and `store` share felix's datastore connection;
+    `replayer` keeps what a DEL could not tell the datastore (None: such a DEL is refused)."""
 
     def __init__(
-        self, programmer: EndpointProgrammer, store: EndpointStore, addresses: AddressManager
+        self,
+        programmer: EndpointProgrammer,
+        store: EndpointStore,
+        addresses: AddressManager,
+        replayer: Replayer | None = None,
     ) -> None:
+        self._replayer = replayer
+        self._queue = None if replayer is None else replayer.queue
         self._programmer = programmer
         self._store = store
         self._addresses = addresses
@@ -151,12 +159,14 @@ class Agent:
 
     async def _dispatch(self, request: Request) -> Answer:
         if request.plugin == IPAM_PLUGIN:
-            run = IpamPlugin(self._addresses, self._programmer).run
+            run = IpamPlugin(self._addresses, self._programmer, self._queue).run
         else:
             run = self._run_calico
         if request.verb in (Verb.STATUS, Verb.GC):
             return await _finished(run, request)
         async with self._locks.held((request.container_id, request.ifname)):
+            if request.verb is Verb.ADD and self._replayer is not None:
+                await self._replayer.settle(request.network, request.container_id)
             return await _finished(run, request)
 
     async def _run_calico(self, request: Request) -> Result | None:
@@ -173,6 +183,7 @@ class Agent:
                     settings.node_name,
                     settings.interface_prefix,
                     self._programmer,
+                    self._queue,
                 ).run(request)
             case Verb.CHECK:
                 await CheckOperation(self._programmer, self._store).run(request)

@@ -5,71 +5,126 @@ removes route and policy by itself once it is back and sees the endpoint gone).
 
   D1  an endpoint that another container has taken over is left alone, its wire as well;
   D2  the wire is gone before the addresses are free: nobody gets an address that still answers;
-  D3  with the datastore away the local part is done all the same, then the runtime is told to try
-      again (code 11): it will, and the rest is done then.
+  D3  with the datastore away, locked or refusing us the local part is done all the same: wire,
+      route, policy, and another IPAM plugin's DEL. The rest is queued on disk (cni.queue) and the
+      runtime gets its success; what cannot be queued is answered with code 11: it tries again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 
 from cni import netconf, veth
-from cni.addresses import AddressManager
+from cni.addresses import AddressManager, is_delegated
 from cni.endpoints import EndpointStore
 from cni.facts import Stored
-from cni.identity import identify
+from cni.identity import Workload, identify
+from cni.netconf import NetConf
 from cni.ports import EndpointProgrammer
+from cni.queue import AWAY, DeleteQueue, QueuedDelete, QueueRefused
 from cni.skel import CniError, Code, Request
-from libcalico.errors import Transient
+from libcalico.errors import DatastoreUnavailable
 from libcalico.runtime import log
 
 LOG = log.get(__name__)
+# For each of the two parts. A runtime waits for minutes, but not for ever; a datastore that drops
+# packets costs ten seconds a call.
+_PATIENCE_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteOperation:
-    """`programmer` None: felix is not running, only the datastore and the wire are dealt with."""
+    """`programmer` None: felix is not running, only the datastore and the wire are dealt with.
+    `queue` None: with the datastore away the runtime has to try again."""
 
     store: EndpointStore
     addresses: AddressManager
     node_name: str
     interface_prefix: str
     programmer: EndpointProgrammer | None = None
+    queue: DeleteQueue | None = None
 
     async def run(self, request: Request) -> None:
         """Errors: CniError code 11 when something has to be tried again."""
         conf = netconf.parse(request)
         workload = identify(request, conf, node=self.node_name, prefix=self.interface_prefix)
-        problem: Transient | None = None
+        problem: Exception | None = None
         mine: list[Stored] = []
         try:
-            known = await self.store.find(workload)
-            mine = [
-                stored
-                for stored in known
-                if stored.key == workload.key and stored.container_id == request.container_id
-            ]
-            await self._forget(mine)
-        except Transient as err:
+            async with asyncio.timeout(_PATIENCE_S):
+                mine = await self._forget(workload)
+        except AWAY as err:
             problem = err
-        is_gone = await asyncio.to_thread(veth.delete_in_pod, request.netns, request.ifname)
-        if not is_gone:
-            for stored in mine:
-                name = stored.endpoint.spec.interface_name
-                if name:
-                    await asyncio.to_thread(veth.delete_on_host, name)
-        if problem is None:
+            mine = self._of_this_container(workload, self.store.recall(workload))
+            await self._retract(mine)
+        await self._unwire(request, mine)
+        if is_delegated(conf):
+            await self.addresses.release(request, conf, workload.handle_id)
+        elif problem is None:
             try:
-                await self.addresses.release(request, conf, workload.handle_id)
-            except Transient as err:
+                async with asyncio.timeout(_PATIENCE_S):
+                    await self.addresses.release(request, conf, workload.handle_id)
+            except AWAY as err:
                 problem = err
         if problem is not None:
-            raise CniError(Code.TRY_AGAIN_LATER, "the datastore is away", str(problem))
+            await put_off(self.queue, left_of(workload, conf), problem)
+            return
         LOG.info("pod disconnected", endpoint=workload.key.name, known=len(mine))
 
-    async def _forget(self, mine: list[Stored]) -> None:
+    async def _forget(self, workload: Workload) -> list[Stored]:
+        """Delete the record, then route and policy. Returns what was this container's."""
+        if not await self.store.is_datastore_ready():
+            raise DatastoreUnavailable("the datastore is locked")
+        mine = self._of_this_container(workload, await self.store.find(workload))
         for stored in mine:
-            await self.store.delete(stored)
+            if await self.store.delete(stored):
+                await self._retract([stored])
+        return mine
+
+    def _of_this_container(self, workload: Workload, known: list[Stored]) -> list[Stored]:
+        return [
+            stored
+            for stored in known
+            if stored.key == workload.key and stored.container_id == workload.container_id
+        ]
+
+    async def _retract(self, mine: list[Stored]) -> None:
+        for stored in mine:
             if self.programmer is not None:
                 await self.programmer.retract(stored.key)
+
+    async def _unwire(self, request: Request, mine: list[Stored]) -> None:
+        if await asyncio.to_thread(veth.delete_in_pod, request.netns, request.ifname):
+            return
+        for stored in mine:
+            name = stored.endpoint.spec.interface_name
+            if name:
+                await asyncio.to_thread(veth.delete_on_host, name)
+
+
+def left_of(workload: Workload, conf: NetConf, *, has_endpoint: bool = True) -> QueuedDelete:
+    """What of a DEL the datastore has yet to hear."""
+    return QueuedDelete(
+        network=conf.name,
+        container_id=workload.container_id,
+        ifname=workload.ifname,
+        namespace=workload.key.namespace,
+        endpoint=workload.key.name if has_endpoint else "",
+        handle_id="" if is_delegated(conf) else workload.handle_id,
+        queued_at=time.time(),
+    )
+
+
+async def put_off(queue: DeleteQueue | None, left: QueuedDelete, problem: Exception) -> None:
+    """D3. Errors: CniError code 11 when it cannot be queued."""
+    reason = str(problem) or "it did not answer in time"
+    if queue is None:
+        raise CniError(Code.TRY_AGAIN_LATER, "the datastore is away", reason) from problem
+    try:
+        await queue.put(left)
+    except QueueRefused as err:
+        said = "the datastore is away and the DEL cannot be queued"
+        raise CniError(Code.TRY_AGAIN_LATER, said, f"{err}; {reason}") from err
+    LOG.warning("DEL queued until the datastore is back", container=left.container_id, error=reason)

@@ -17,7 +17,7 @@ from cni.facts import ClusterFacts, Stored
 from cni.identity import KUBERNETES, Workload
 from cni.netconf import NetConf
 from cni.veth import host_cidr
-from libcalico.datastore.api import Datastore
+from libcalico.datastore.api import Datastore, KeyValue
 from libcalico.errors import (
     AlreadyExists,
     InvalidInput,
@@ -129,7 +129,7 @@ class EndpointStore:
 
     async def is_datastore_ready(self) -> bool:
         """False while ClusterInformation says the datastore is locked (or nothing set it up)."""
-        if self._facts is not None:
+        if self._facts is not None and self._facts.in_sync:
             return self._facts.is_datastore_ready()
         key = ResourceKey("ClusterInformation", "default")
         found = await self._datastore.get(path_of(key))
@@ -151,6 +151,19 @@ class EndpointStore:
                 local.note_read(workload.key)
         return [stored for stored in found if workload.is_same_workload(stored.key.name)]
 
+    def recall(self, workload: Workload) -> list[Stored]:
+        """As `find`, from memory alone and without promise: for what is done while nobody can be
+        asked. Empty when felix is not running."""
+        if self._facts is None:
+            return []
+        found = self._facts.local.under(workload.key.namespace, workload.name_prefix)
+        return [stored for stored in found if workload.is_same_workload(stored.key.name)]
+
+    async def read(self, key: ResourceKey) -> Stored | None:
+        """One endpoint as it stands in the datastore; what does not parse is none of ours."""
+        found = await self._datastore.get(path_of(key))
+        return None if found is None else _stored(key, found)
+
     async def on_node(self, node: str) -> list[Stored]:
         """Every endpoint that says it is on the node; for GC."""
         if self._facts is not None and self._facts.in_sync:
@@ -164,14 +177,8 @@ class EndpointStore:
         found = []
         for kv in (await self._datastore.list(prefix)).kvs:
             key = parse(kv.key)
-            if not isinstance(key, ResourceKey):
-                continue
-            try:
-                endpoint = decode(key, kv.value, kv.mod_revision)
-            except InvalidInput:
-                continue
-            assert isinstance(endpoint, WorkloadEndpoint)
-            found.append(Stored(key, endpoint, kv.mod_revision))
+            if isinstance(key, ResourceKey) and (stored := _stored(key, kv)) is not None:
+                found.append(stored)
         return found
 
     async def save(self, endpoint: WorkloadEndpoint, existing: Stored | None) -> int:
@@ -218,31 +225,31 @@ class EndpointStore:
         value = encode(complete, unknown=unknown)
         return complete, await self._datastore.update(path_of(key), value, existing.revision)
 
-    async def delete(self, stored: Stored) -> None:
-        """Delete it unless another container has taken it over meanwhile. Gone is fine."""
-        await self._delete(stored)
-        if self._facts is not None:
+    async def delete(self, stored: Stored) -> bool:
+        """Delete it unless another container has taken it over meanwhile (False). Gone is fine."""
+        is_gone = await self._delete(stored)
+        if is_gone and self._facts is not None:
             self._facts.local.note_deleted(stored)
+        return is_gone
 
-    async def _delete(self, stored: Stored) -> None:
+    async def _delete(self, stored: Stored) -> bool:
         path = path_of(stored.key)
         revision = stored.revision
         for _ in range(MAX_ATTEMPTS):
             try:
                 await self._datastore.delete(path, mod_revision=revision)
             except NotFound:
-                return
+                return True
             except RevisionConflict:
                 found = await self._datastore.get(path)
                 if found is None:
-                    return
-                endpoint = decode(stored.key, found.value, found.mod_revision)
-                assert isinstance(endpoint, WorkloadEndpoint)
-                if (endpoint.spec.container_id or "") != stored.container_id:
-                    return
+                    return True
+                now = _stored(stored.key, found)
+                if now is None or now.container_id != stored.container_id:
+                    return False
                 revision = found.mod_revision
             else:
-                return
+                return True
         raise RevisionConflict(f"WorkloadEndpoint({stored.key.namespace}/{stored.key.name})")
 
     async def ensure_profile(self, workload: Workload, conf: NetConf) -> None:
@@ -272,3 +279,13 @@ class EndpointStore:
 
     def _stamp(self) -> str:
         return self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _stored(key: ResourceKey, kv: KeyValue) -> Stored | None:
+    """None for a value that does not parse: it cannot be one this plugin wrote."""
+    try:
+        endpoint = decode(key, kv.value, kv.mod_revision)
+    except InvalidInput:
+        return None
+    assert isinstance(endpoint, WorkloadEndpoint)
+    return Stored(key, endpoint, kv.mod_revision)

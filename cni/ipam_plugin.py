@@ -8,19 +8,28 @@ from __future__ import annotations
 
 from cni import netconf
 from cni.addresses import AddressManager
+from cni.delete import left_of, put_off
 from cni.identity import identify
 from cni.ports import EndpointProgrammer
+from cni.queue import AWAY, DeleteQueue
 from cni.results import IPConfig, Result
 from cni.skel import CniError, Code, Request, Verb
 from cni.veth import host_cidr
 
 
 class IpamPlugin:
-    """One request. ADD assigns, DEL releases, CHECK and STATUS tell whether that would work."""
+    """One request. ADD assigns, DEL releases (or queues that, D3), CHECK and STATUS tell whether
+    that would work."""
 
-    def __init__(self, addresses: AddressManager, programmer: EndpointProgrammer) -> None:
+    def __init__(
+        self,
+        addresses: AddressManager,
+        programmer: EndpointProgrammer,
+        queue: DeleteQueue | None = None,
+    ) -> None:
         self._addresses = addresses
         self._programmer = programmer
+        self._queue = queue
 
     async def run(self, request: Request) -> Result | None:
         conf = netconf.parse(request)
@@ -36,7 +45,11 @@ class IpamPlugin:
             found = await self._addresses.assign(request, conf, workload)
             return Result(ips=tuple(IPConfig(host_cidr(address)) for address in found))
         if request.verb is Verb.DEL:
-            await self._addresses.release(request, conf, workload.handle_id)
+            try:
+                await self._addresses.release(request, conf, workload.handle_id)
+            except AWAY as err:
+                left = left_of(workload, conf, has_endpoint=False)
+                await put_off(self._queue, left, err)
             return None
         held = await self._addresses.held(workload.handle_id)
         if not held:

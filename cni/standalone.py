@@ -3,8 +3,9 @@
 Layer: edge. Executed by the client (cni.client) with the node's CALICO_LIB_DIR as argument. A
 container runtime has neither our environment nor our configuration, so the datastore is, in this
 order: the network configuration's etcd_* members, the file calico-node left for us in that folder,
-the environment or /etc/calico/calicoctl.cfg. Route and policy in the kernel are felix's: it removes
-them when it is back and sees the endpoint gone.
+the environment or /etc/calico/calicoctl.cfg. What a datastore that does not answer was to be told
+is queued in that folder (cni.queue); felix replays it. Route and policy in the kernel are felix's:
+it removes them when it is back and sees the endpoint gone.
 Exit code and output are CNI's; nothing but the answer goes to stdout.
 """
 
@@ -13,20 +14,23 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
-from cni import skel, veth
+from cni import skel
 from cni.addresses import Addresses
 from cni.agent import translate
 from cni.delete import DeleteOperation
 from cni.endpoints import EndpointStore
 from cni.netconf import Members
+from cni.queue import DeleteQueue
 from cni.skel import Answer, CniError, Code, Invocation, Verb
 from ipam.client import IpamClient
+from libcalico.datastore.api import Datastore
 from libcalico.datastore.config import ConnectionConfig, connect, from_file, load
-from libcalico.errors import InvalidInput, SuiteError
+from libcalico.errors import DatastoreUnavailable, InvalidInput, SuiteError
 from libcalico.runtime import log, nodename, paths
 
 DEADLINE_S = 60.0
@@ -72,19 +76,33 @@ async def _delete(request: skel.Request, environ: Mapping[str, str]) -> None:
     try:
         datastore = connect(connection(request.config, environ))
     except InvalidInput as err:
-        # The wire goes all the same (D3); the rest when felix is back, or somebody tells us where.
-        await asyncio.to_thread(veth.delete_in_pod, request.netns, request.ifname)
-        raise CniError(Code.TRY_AGAIN_LATER, "no datastore is known here", str(err)) from err
+        # The wire goes all the same (D3); felix knows where its datastore is, when it is back.
+        datastore = cast(Datastore, _NoDatastore(f"no datastore is known here: {err}"))
     try:
         operation = DeleteOperation(
             EndpointStore(datastore),
             Addresses(IpamClient(datastore)),
             node_of(request.config, environ),
             environ.get("FELIX_INTERFACEPREFIX", "cali").partition(",")[0],
+            queue=DeleteQueue(paths.cni_queue_dir(environ)),
         )
         await operation.run(request)
     finally:
         await datastore.close()
+
+
+class _NoDatastore:
+    """Stands where the datastore would: whatever is asked of it, it says why it is not there."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[None]]:
+        async def refuse(*_: object, **__: object) -> None:
+            if name != "close":
+                raise DatastoreUnavailable(self._reason)
+
+        return refuse
 
 
 def connection(config: Mapping[str, object], environ: Mapping[str, str]) -> ConnectionConfig:

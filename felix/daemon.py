@@ -35,6 +35,8 @@ from cni.addresses import Addresses
 from cni.agent import Agent
 from cni.endpoints import EndpointStore
 from cni.facts import ClusterFacts
+from cni.queue import DeleteQueue
+from cni.replay import Replayer
 from felix import config_page, daemon_commands
 from felix.calc.graph import CalcGraph
 from felix.config import FelixConfig
@@ -200,11 +202,16 @@ class Felix:
             FanOut(watcher, self.facts, self.feed),
             clock=process.clock,
         )
-        self.agent = Agent(
+        store = EndpointStore(edges.datastore, self.facts)
+        addresses = Addresses(IpamClient(edges.datastore, self.facts))
+        self.replayer = Replayer(
+            DeleteQueue(paths.cni_queue_dir(process.environ)),
+            store,
+            addresses,
             self.programmer,
-            EndpointStore(edges.datastore, self.facts),
-            Addresses(IpamClient(edges.datastore, self.facts)),
+            clock=process.clock,
         )
+        self.agent = Agent(self.programmer, store, addresses, self.replayer)
 
     def _sinks(self, config: FelixConfig) -> list[StatusSink]:
         sinks: list[StatusSink] = [self._reporter]
@@ -232,6 +239,7 @@ class Felix:
         process.dumps.register("status", self.dataplane.status.dump)
         process.dumps.register("conntrack", self.dataplane.conntrack.dump)
         process.dumps.register("cni", self.agent.dump)
+        process.dumps.register("cni-queue", self.replayer.dump)
         process.spawn("dataplane", loop.run)
         process.spawn("kernel-events", loop.watch_kernel)
         process.spawn("conntrack", self.dataplane.conntrack.run)
@@ -241,6 +249,7 @@ class Felix:
         process.spawn("status-alive", self._reporter.run_alive)
         serve = partial(self._serve_cni, agent_is_idle)
         process.spawn("cni", serve, restart=Restart.ON_FAILURE)
+        process.spawn("cni-queue", self.replayer.run, restart=Restart.ON_FAILURE)
 
     async def _serve_cni(self, agent_is_idle: asyncio.Event) -> None:
         agent_is_idle.clear()
@@ -280,6 +289,10 @@ class Felix:
         )
         numbers.gauge_from(
             "felix_invalid_objects", "Objects ignored.", lambda: len(self.graph.problems)
+        )
+        queue = self.replayer.queue
+        numbers.gauge_from(
+            "felix_cni_queued_deletes", "DELs that wait for the datastore.", queue.count
         )
         server = metrics_server(metrics, live)
         if server is None:

@@ -3,7 +3,7 @@
 Layer: runtime edge. Several nodes run on one machine in network namespaces, each with its own
 directories, so nobody spells a path out: they ask here.
   CALICO_RUN_DIR  /var/run/calico   sockets, pid files, rendered configuration, endpoint status
-  CALICO_LIB_DIR  /var/lib/calico   nodename, mtu, cni-datastore.cfg, journals
+  CALICO_LIB_DIR  /var/lib/calico   nodename, mtu, cni-datastore.cfg, cni-queue, journals
   CALICO_LOG_DIR  /var/log/calico   logs and state dumps
 """
 
@@ -39,6 +39,11 @@ def bgp_dir(environ: Mapping[str, str] | None = None) -> Path:
 def cni_datastore_file(environ: Mapping[str, str] | None = None) -> Path:
     """How to reach the datastore, for the CNI executable while felix is down (0600)."""
     return lib_dir(environ) / "cni-datastore.cfg"
+
+
+def cni_queue_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """DELs that wait for the datastore (0700)."""
+    return lib_dir(environ) / "cni-queue"
 
 
 def _place(variable: str, default: str, environ: Mapping[str, str] | None) -> Path:
