@@ -14,6 +14,7 @@ from libcalico.netlink.events import decode_event
 from libcalico.netlink.link import parse_link
 from libcalico.netlink.messages import HEADER, iter_messages, message, parse_error
 from libcalico.netlink.neigh import parse_neighbour
+from libcalico.netlink.qdisc import parse_filter, parse_qdisc
 from libcalico.netlink.route import (
     NextHop,
     Route,
@@ -101,15 +102,26 @@ def test_an_address_reads_back_with_its_host_bits(ifindex, address, length, scop
     assert isinstance(found, Address)
 
 
+PARSERS = (
+    parse_route,
+    parse_link,
+    parse_address,
+    parse_neighbour,
+    parse_qdisc,
+    parse_filter,
+    parse_error,
+)
+
+
 @given(
-    st.sampled_from([2, 3, 16, 17, 20, 21, 24, 25, 28, 29]),
+    st.sampled_from([2, 3, 16, 17, 20, 21, 24, 25, 28, 29, 36, 44]),
     st.integers(0, 0xFFFF),
-    st.sampled_from([b"", b"\2", b"\x0a", b"\0\0\0\0"]),
+    st.sampled_from([b"", b"\2", b"\x0a", b"\0\0\0\0", b"\1" * 20 + b"\x08\0\1\0tbf\0"]),
     st.binary(max_size=120),
 )
 def test_no_input_does_more_than_raise_a_wire_error(kind, flags, head, tail):
     (one,) = iter_messages(message(kind, flags, head + tail))
-    for parse in (parse_route, parse_link, parse_address, parse_neighbour, parse_error):
+    for parse in PARSERS:
         with suppress(WireError):
             parse(one)
     with suppress(WireError):
