@@ -180,6 +180,33 @@ class NatMapping:
 
 
 @dataclass(frozen=True, slots=True)
+class DirectionLimits:
+    """Limits of what a workload gets (ingress) or sends (egress); 0 is none.
+
+    A bandwidth comes with its burst, a packet rate with its; a peak rate is above the bandwidth."""
+
+    bits_per_s: int = 0
+    burst_bits: int = 0
+    peak_bits_per_s: int = 0
+    peak_burst_bytes: int = 0
+    packets_per_s: int = 0
+    packet_burst: int = 0
+    connections: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QosControls:
+    """`dscp` 0-63 marks what leaves the cluster, None leaves it as it is."""
+
+    ingress: DirectionLimits = DirectionLimits()
+    egress: DirectionLimits = DirectionLimits()
+    dscp: int | None = None
+
+
+NO_QOS = QosControls()
+
+
+@dataclass(frozen=True, slots=True)
 class WorkloadEndpointUpdate:
     """A local workload. `nets` are canonical /32 and /128 of both families.
 
@@ -193,6 +220,7 @@ class WorkloadEndpointUpdate:
     tiers: tuple[TierPolicies, ...]
     nats: tuple[NatMapping, ...] = ()
     allowed_source_prefixes: tuple[str, ...] = ()
+    qos: QosControls = NO_QOS
     active: bool = True
 
 

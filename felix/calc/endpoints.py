@@ -23,7 +23,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from felix.intent import NatMapping
+from felix.calc.qos import qos_controls
+from felix.intent import NO_QOS, NatMapping, QosControls
 from libcalico import net
 from libcalico.compute.members import EndpointPort
 from libcalico.model import (
@@ -74,6 +75,7 @@ class LocalWorkload:
     profiles: tuple[str, ...]
     nats: tuple[NatMapping, ...]
     allowed_source_prefixes: tuple[str, ...]
+    qos: QosControls = NO_QOS
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,7 @@ def local_workload(key: ResourceKey, endpoint: WorkloadEndpoint) -> LocalWorkloa
         profiles=unique(spec.profiles),
         nats=nats,
         allowed_source_prefixes=cidrs(spec.allow_spoofed_source_prefixes),
+        qos=qos_controls(spec.qos_controls),
     )
 
 

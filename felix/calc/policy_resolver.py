@@ -141,6 +141,7 @@ def _workload(endpoint: LocalWorkload, stages: Stages) -> WorkloadEndpointUpdate
         tiers=stages.normal,
         nats=endpoint.nats,
         allowed_source_prefixes=endpoint.allowed_source_prefixes,
+        qos=endpoint.qos,
     )
 
 

@@ -78,7 +78,8 @@ class WorkloadEndpointPort(Model, frozen=True, kw_only=True):
 
 
 class QoSControls(Model, frozen=True, kw_only=True):
-    """Limits of one workload; bits, bytes, packets per second."""
+    """Limits of one workload: bandwidth and peakrate in bits a second, burst in bits, minburst in
+    bytes, packetRate in packets a second; 0 is none (ranges: validation_qos)."""
 
     ingress_bandwidth: int | None = field(default=None, name="ingressBandwidth")
     egress_bandwidth: int | None = field(default=None, name="egressBandwidth")

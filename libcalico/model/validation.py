@@ -17,7 +17,8 @@ and for the moment of writing, re-exported from validation_datastore:
   VA3  kinds without CRD (Node, WorkloadEndpoint, LiveMigration, Profile) have no CRD family;
   VA4  readers check the Go family of the spec only, as Calico's felix does: an older or foreign
        policy that breaks a newer schema rule, or whose name, labels or annotations no writer would
-       accept, is still enforced. Treating a deny policy as absent opens traffic.
+       accept, is still enforced. Treating a deny policy as absent opens traffic. QoS controls out
+       of range are brought into it by felix: they are no reason to cut a workload off.
 
 The tables are by theme in validation_{policy,endpoints,network,felix,cluster}.
 Source: reference/datamodel.md 4; Calico LCG/validator/v3.
@@ -50,6 +51,7 @@ from libcalico.model.validation_datastore import (
 )
 from libcalico.model.validation_metadata import METADATA_CHECKS, check_metadata
 from libcalico.model.validation_network import check_pool_cidr
+from libcalico.model.validation_qos import WRITERS_CHECKS
 from libcalico.model.validation_rules import Report
 from libcalico.model.validation_walk import Walker
 
@@ -79,9 +81,10 @@ _TABLES = (
 )
 _WALKER = Walker(_TABLES)
 # VA4.
+_NOT_FOR_READERS = METADATA_CHECKS | WRITERS_CHECKS
 _READERS_WALKER = Walker(
     {
-        struct: replace(rules, go=tuple(c for c in rules.go if c not in METADATA_CHECKS))
+        struct: replace(rules, go=tuple(c for c in rules.go if c not in _NOT_FOR_READERS))
         for struct, rules in _TABLES.items()
     }
 )

@@ -13,6 +13,7 @@ from libcalico.model.endpoints import (
     IPNAT,
     EndpointPort,
     HostEndpointSpec,
+    QoSControls,
     WorkloadEndpointPort,
     WorkloadEndpointSpec,
 )
@@ -24,6 +25,7 @@ from libcalico.model.node import (
     NodeStatus,
     NodeWireguardSpec,
 )
+from libcalico.model.validation_qos import check_qos
 from libcalico.model.validation_rules import Cel, Member, Report, StructRules, gt
 from libcalico.model.validation_tags import (
     CIDR,
@@ -175,6 +177,7 @@ TABLES: dict[type[Model], StructRules] = {
         },
         go=(_check_workload,),
     ),
+    QoSControls: StructRules(go=(check_qos,)),
     NodeBGPSpec: StructRules(
         {
             "ipv4Address": Member(tags=(CIDR_V4,)),

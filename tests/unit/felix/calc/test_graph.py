@@ -6,20 +6,30 @@ import pytest
 
 from felix.calc import CalcGraph
 from felix.intent import (
+    NO_QOS,
     Action,
+    DirectionLimits,
     HostUpdate,
     InSync,
     PolicyRemove,
     PolicyUpdate,
     PoolUpdate,
     ProfileUpdate,
+    QosControls,
     SetDelta,
     SetUpdate,
     WorkloadEndpointRemove,
     WorkloadEndpointUpdate,
 )
 from libcalico.errors import DecodeError, ValidationError
-from libcalico.model import EntityRule, NodeAddress, NodeBGPSpec, ServiceAccountMatch, ServiceMatch
+from libcalico.model import (
+    EntityRule,
+    NodeAddress,
+    NodeBGPSpec,
+    QoSControls,
+    ServiceAccountMatch,
+    ServiceMatch,
+)
 from libcalico.model.keys import BlockKey, ResourceKey
 from libcalico.model.validation import validate
 from libcalico.syncer.api import SyncStatus, Update
@@ -146,6 +156,7 @@ def test_facts_of_a_local_workload():
         profiles=("a", "b", "a"),
         ip_nats=(IPNAT(internal_ip="10.0.0.1", external_ip="192.0.2.7"),),
         allow_spoofed_source_prefixes=("10.9.0.0/16",),
+        qos_controls=QoSControls(egress_max_connections=3, dscp="EF"),
     )
     rig = Rig(found, allow_source_spoofing=True)
     endpoint = rig.contents.endpoints[found[0]]
@@ -157,6 +168,17 @@ def test_facts_of_a_local_workload():
     assert [(nat.internal_ip, nat.external_ip) for nat in endpoint.nats] == [
         ("10.0.0.1", "192.0.2.7")
     ]
+    assert endpoint.qos == QosControls(egress=DirectionLimits(connections=3), dscp=46)
+
+
+def test_changed_limits_are_handed_out_alone():
+    rig = Rig(WEB)
+    facts = {"labels": {"app": "web"}, "profiles": ("kns.prod",)}
+    limited = wep("web", "10.0.0.1", "fd00::1", qos_controls=QoSControls(dscp=1), **facts)
+    assert [type(intent) for intent in rig.now(limited)] == [WorkloadEndpointUpdate]
+    assert rig.contents.endpoints[WEB[0]].qos == QosControls(dscp=1)
+    rig.now(WEB)
+    assert rig.contents.endpoints[WEB[0]].qos == NO_QOS
 
 
 # -- 5.1 order of evaluation -----------------------------------------------------------------------
