@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from felix.dataplane.nft_wanted import WantedRuleset
 from felix.dataplane.policy_mgr import PolicyBook
+from felix.dataplane.qos_rules import DIRECTIONS, QosRules
 from felix.intent import (
     HostEndpointUpdate,
     Intent,
@@ -79,6 +80,7 @@ class EndpointRulesManager:
         self._uses: dict[str, _Uses] = {}
         self._tiers: dict[str, _TierUses] = {}
         self._floating: dict[str, str] = {}
+        self._qos = QosRules(wanted, settings)
         self._unenforced: set[ResourceKey] = set()
 
     def on_intent(self, intent: Intent) -> None:
@@ -127,7 +129,8 @@ class EndpointRulesManager:
             self._held.pop(ifname, None)
         else:
             self._held[ifname] = endpoint
-        governances = () if endpoint is None else _governances(endpoint)
+        self._qos.settle(ifname, endpoint)
+        governances = () if endpoint is None else self._governances(endpoint)
         names = tuple(governance.chain_name for governance in governances)
         for governance in governances:
             self._use(governance, ifname)
@@ -136,6 +139,17 @@ class EndpointRulesManager:
         if names:
             self._governances_of[ifname] = names
         self._settle_entries(ifname, endpoint, governances)
+
+    def _governances(self, endpoint: WorkloadEndpointUpdate) -> tuple[Governance, ...]:
+        return tuple(
+            Governance.of(
+                direction,
+                endpoint.tiers,
+                endpoint.profiles,
+                limit=self._qos.connections_chain(endpoint.interface, direction),
+            )
+            for direction in DIRECTIONS
+        )
 
     def _settle_entries(
         self,
@@ -256,14 +270,9 @@ class EndpointRulesManager:
                 for ifname, claims in self._claims.items()
                 if len(claims) > 1
             },
+            "qos": self._qos.dump(),
             "endpoint_chains": {name: sorted(uses.interfaces) for name, uses in self._uses.items()},
         }
-
-
-def _governances(endpoint: WorkloadEndpointUpdate) -> tuple[Governance, ...]:
-    return tuple(
-        Governance.of(direction, endpoint.tiers, endpoint.profiles) for direction in ("out", "in")
-    )
 
 
 def _prefixes(endpoint: WorkloadEndpointUpdate | None) -> tuple[str, ...]:

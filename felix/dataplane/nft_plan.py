@@ -6,7 +6,7 @@ The order, and why (the kernel checks every message against what the ones before
 
     clear     rules of every chain that is rewritten or goes      nothing refers to doomed things
     entries   of maps that change or go                           any more
-    chains    that go; sets that go
+    sets      that go, then chains that go                        a map that goes leads to chains
     sets      that come, their members; deltas of others          before the rules that use them
     chains    that come, empty                                    so rules may refer in any order
     rules     of every chain that is rewritten
@@ -156,12 +156,12 @@ class _Planner:
         self._clear(made, rewritten, doomed_chains)
         old_entries, new_entries = self._entry_changes(doomed | replaced)
         self._delete_entries(made, old_entries)
-        for name in doomed_chains:
-            made.ops.append(DeleteChain(name))
-            made.chains[name] = None
         for name in sorted(doomed | replaced):
             made.ops.append(DeleteSet(name))
             made.deleted_sets.append(name)
+        for name in doomed_chains:
+            made.ops.append(DeleteChain(name))
+            made.chains[name] = None
         self._create_sets(made, sorted(created | replaced))
         self._change_members(made, replaced)
         self._write_chains(made, rewritten)

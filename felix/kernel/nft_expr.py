@@ -21,6 +21,7 @@ from felix.rules.chain import (
     Between,
     Compare,
     Count,
+    CountConnections,
     Dispatch,
     Field,
     InNet,
@@ -35,6 +36,7 @@ from felix.rules.chain import (
     NoTrack,
     Reject,
     Rule,
+    SetDscp,
     SourceNat,
     Verdict,
     VerdictCode,
@@ -76,7 +78,10 @@ _VERDICTS = {
 }
 _CMP_EQ, _CMP_NEQ = 0, 1
 _LOGLEVEL_NOTICE = 5
-_ICMPX_UNREACH, _ICMPX_PORT_UNREACH = 2, 1
+_TCP_RST, _ICMPX_UNREACH, _ICMPX_PORT_UNREACH = 1, 2, 1
+_LIMIT_F_INV, _CONNLIMIT_F_INV = 1, 1
+_CSUM_NONE, _CSUM_INET = 0, 1
+_IP4_CHECKSUM_AT = 10
 _NAT_SNAT, _NAT_DNAT = 0, 1
 _NAT_PROTO_SPECIFIED, _NAT_RANDOM_FULLY = 0x2, 0x10
 _NFPROTO_IPV4, _NFPROTO_IPV6 = 2, 10
@@ -153,14 +158,15 @@ def _in_net(match: InNet) -> bytes:
     return _LOAD_REG1[match.field] + _mask(mask) + _cmp(match.base, match.negated)
 
 
-def _mask(mask: bytes) -> bytes:
+def _mask(mask: bytes, flip: bytes = b"") -> bytes:
+    """Register 1 becomes (itself & mask) ^ flip."""
     return expression(
         "bitwise",
         be32(1, REG_1),
         be32(2, REG_1),
         be32(3, len(mask)),
         nested(4, attr(1, mask)),
-        nested(5, attr(1, b"\0" * len(mask))),
+        nested(5, attr(1, flip or b"\0" * len(mask))),
     )
 
 
@@ -253,7 +259,9 @@ def _dispatch(action: Dispatch) -> bytes:
     )
 
 
-def _reject(_action: Reject) -> bytes:
+def _reject(action: Reject) -> bytes:
+    if action.tcp_reset:
+        return expression("reject", be32(1, _TCP_RST), attr(2, b"\0"))
     code = attr(2, bytes([_ICMPX_PORT_UNREACH]))
     return expression("reject", be32(1, _ICMPX_UNREACH), code)
 
@@ -269,8 +277,26 @@ def _limit(action: Limit) -> bytes:
         be64(2, action.unit_s),
         be32(3, action.burst),
         be32(4, 0),
-        be32(5, 0),
+        be32(5, _LIMIT_F_INV if action.over else 0),
     )
+
+
+def _count_connections(action: CountConnections) -> bytes:
+    return expression("connlimit", be32(1, action.limit), be32(2, _CONNLIMIT_F_INV))
+
+
+def _set_dscp(action: SetDscp) -> bytes:
+    """Rewrite the header's first two bytes around the six bits; the checksum of IPv4 follows."""
+    if action.version == 4:
+        keep, value = b"\xff\x03", bytes((0, action.value << 2))
+        checksum = be32(6, _CSUM_INET) + be32(7, _IP4_CHECKSUM_AT)
+    else:
+        keep, value = b"\xf0\x3f", (action.value << 6).to_bytes(2, "big")
+        checksum = be32(6, _CSUM_NONE) + be32(7, 0)
+    where = be32(2, _NETWORK) + be32(3, 0) + be32(4, 2)
+    load = expression("payload", be32(1, REG_1), where)
+    store = expression("payload", be32(5, REG_1), where, checksum, be32(8, 0))
+    return load + _mask(keep, value) + store
 
 
 def _count(_action: Count) -> bytes:
@@ -325,7 +351,9 @@ _ACTIONS: dict[type, Callable[..., bytes]] = {
     Reject: _reject,
     Log: _log,
     Limit: _limit,
+    CountConnections: _count_connections,
     Count: _count,
+    SetDscp: _set_dscp,
     NoTrack: _no_track,
     Masquerade: _masquerade,
     SourceNat: _source_nat,

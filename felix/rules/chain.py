@@ -200,7 +200,11 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Drop and tell the sender (ICMP port unreachable of the packet's family)."""
+    """Drop and tell the sender: ICMP port unreachable of the packet's family, or a reset.
+
+    A reset needs a match on TCP before it."""
+
+    tcp_reset: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +216,32 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Go on with the rule only below this rate. `unit_s` is 1, 60, 3600 or 86400."""
+    """Go on with the rule only below this rate; only above it when `over`.
+
+    `unit_s` is 1, 60, 3600 or 86400. The kernel counts per rule, anew when it is rewritten."""
 
     rate: int
     unit_s: int
     burst: int
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CountConnections:
+    """Count the packet's connection; go on with the rule only when there are more than `limit`.
+
+    Counted are those whose packets came this far, until they are closed or forgotten; anew when
+    the rule is rewritten."""
+
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetDscp:
+    """Write the DSCP (0-63) of a packet of this IP version; ECN stays (RFC 2474, RFC 3168)."""
+
+    version: int
+    value: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +281,18 @@ class NatByMap:
 
 
 Action = (
-    Verdict | Dispatch | Reject | Log | Limit | Count | NoTrack | Masquerade | SourceNat | NatByMap
+    Verdict
+    | Dispatch
+    | Reject
+    | Log
+    | Limit
+    | CountConnections
+    | Count
+    | SetDscp
+    | NoTrack
+    | Masquerade
+    | SourceNat
+    | NatByMap
 )
 
 

@@ -3,7 +3,8 @@
 Layer: pure. Used by felix.dataplane.endpoint_rules_mgr.
 
 Endpoints governed alike (same tier lists, same profiles) share the chain: it is named by what it
-lists, so a hundred pods of one deployment are a hundred map elements and one chain.
+lists, so a hundred pods of one deployment are a hundred map elements and one chain. (An endpoint
+with a limit of connections has its own: the limit comes before policy, and counts for it alone.)
 
   E1  a tier without a policy governing this direction is not there at all (5.1.2);
   E2  what no tier and no profile decides is denied (5.1.6): an endpoint with neither is closed;
@@ -26,29 +27,39 @@ from felix.rules.settings import RuleSettings
 
 @dataclass(frozen=True, slots=True)
 class Governance:
-    """All that decides one direction of an endpoint."""
+    """All that decides one direction of an endpoint.
+
+    `limit` is the chain that limits its connections (felix.rules.qos), "" for most."""
 
     direction: str
     tiers: tuple[TierPolicies, ...]
     profiles: tuple[str, ...]
+    limit: str = ""
 
     @classmethod
     def of(
-        cls, direction: str, tiers: Sequence[TierPolicies], profiles: Sequence[str]
+        cls,
+        direction: str,
+        tiers: Sequence[TierPolicies],
+        profiles: Sequence[str],
+        *,
+        limit: str = "",
     ) -> Governance:
         taking_part = tuple(tier for tier in tiers if policies_of(tier, direction))
-        return cls(direction, taking_part, tuple(profiles))
+        return cls(direction, taking_part, tuple(profiles), limit)
 
     @property
     def chain_name(self) -> str:
         tiers = (f"tier:{tier_chain_name(tier, self.direction)}" for tier in self.tiers)
         profiles = (f"profile:{name}" for name in self.profiles)
-        return endpoint_chain(self.direction, *tiers, *profiles)
+        limits = [f"limit:{self.limit}"] if self.limit else []
+        return endpoint_chain(self.direction, *limits, *tiers, *profiles)
 
 
 def endpoint_rules(governance: Governance, settings: RuleSettings) -> Chain:
     direction = governance.direction
-    rules = [Rule((), (jump(tier_chain_name(tier, direction)),)) for tier in governance.tiers]
+    rules = [Rule((), (jump(governance.limit),))] if governance.limit else []
+    rules += [Rule((), (jump(tier_chain_name(tier, direction)),)) for tier in governance.tiers]
     rules += [Rule((), (jump(profile_chain(direction, name)),)) for name in governance.profiles]
     rules.append(Rule((), deny(settings), "no policy and no profile allows this"))
     tiers = ", ".join(tier.tier for tier in governance.tiers) or "none"

@@ -58,6 +58,11 @@ def endpoint_chain(direction: str, *parts: str) -> str:
     return f"endpoint-{direction}-{identity_hash(direction, *parts)}"
 
 
+def interface_chain(kind: str, direction: str, ifname: str) -> str:
+    """A chain of one interface only."""
+    return f"{kind}-{direction}-{_slug(ifname)}-{identity_hash(kind, direction, ifname)}"
+
+
 def address_set(set_id: str, version: int) -> str:
     """The set of one family. Ids of another form than calc's are replaced by slug and hash."""
     if _SET_ID.fullmatch(set_id):

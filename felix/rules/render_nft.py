@@ -24,6 +24,7 @@ from felix.rules.chain import (
     Chain,
     Compare,
     Count,
+    CountConnections,
     CtState,
     Dispatch,
     Field,
@@ -39,6 +40,7 @@ from felix.rules.chain import (
     NoTrack,
     Reject,
     Rule,
+    SetDscp,
     SourceNat,
     Verdict,
     key_types,
@@ -179,15 +181,26 @@ def verdict_text(verdict: Verdict) -> str:
 
 
 def _limit(action: Limit) -> str:
-    return f"limit rate {action.rate}/{_UNITS[action.unit_s]} burst {action.burst} packets"
+    over = "over " if action.over else ""
+    return f"limit rate {over}{action.rate}/{_UNITS[action.unit_s]} burst {action.burst} packets"
+
+
+def _reject(action: Reject) -> str:
+    return f"reject with {'tcp reset' if action.tcp_reset else 'icmpx port-unreachable'}"
+
+
+def _set_dscp(action: SetDscp) -> str:
+    return f"{'ip' if action.version == 4 else 'ip6'} dscp set {action.value}"
 
 
 _ACTION_TEXT: dict[type, Callable[..., str]] = {
     Verdict: verdict_text,
     Dispatch: lambda action: f"{_fields(action.fields)} vmap @{action.map_name}",
-    Reject: lambda _action: "reject with icmpx port-unreachable",
+    Reject: _reject,
     Log: lambda action: f"log prefix {_quoted(action.prefix)} level notice",
     Limit: _limit,
+    CountConnections: lambda action: f"ct count over {action.limit}",
+    SetDscp: _set_dscp,
     Count: lambda _action: "counter",
     NoTrack: lambda _action: "notrack",
     Masquerade: _masquerade,

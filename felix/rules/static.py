@@ -21,7 +21,8 @@ its own workloads is not policed (7.12), so nothing hangs on output.
       its own (antispoof) and no map has its name;
   T3  established and related packets are accepted before any policy (5.1.7), but after antispoof:
       a packet with a stolen source would match the connection of its rightful owner;
-  T4  no mark, no DSCP, no other tables: nothing of the packet is changed outside NAT.
+  T4  no mark, no other tables: nothing of the packet is changed outside NAT, but the DSCP of
+      workloads that ask for it (qos.py).
 
 Source: datamodel 5.1 (7, 8), 5.4 (last line), 7.11, 7.12; RFC 4861 (ND), RFC 4890 4.4.
 """
@@ -53,6 +54,7 @@ from felix.rules.chain import (
 from felix.rules.dispatch import EGRESS_MAP, INGRESS_MAP, SOURCE_NET_SETS, SOURCE_SETS
 from felix.rules.match import ICMP_PROTOCOL, one_net
 from felix.rules.policy import deny
+from felix.rules.qos import PACKET_RATE_MAPS
 from felix.rules.settings import HostAction, RuleSettings
 
 PRIORITY_RAW = -300
@@ -82,11 +84,23 @@ def chains(settings: RuleSettings) -> tuple[Chain, ...]:
     return (
         *_base_chains(settings),
         Chain(FROM_WORKLOAD_RAW, tuple(_source_rules(settings))),
-        Chain(FROM_WORKLOAD, tuple(_from_workload(settings))),
-        Chain(TO_WORKLOAD, tuple(_to_workload(settings))),
+        policing_chain("out", settings),
+        policing_chain("in", settings),
         Chain(WORKLOAD_EGRESS_INPUT, tuple(_from_workload_to_host(settings))),
         Chain(WORKLOAD_TO_HOST, tuple(_to_host(settings))),
     )
+
+
+def policing_chain(direction: str, settings: RuleSettings, *, has_rates: bool = False) -> Chain:
+    """What all workloads share of egress ("out") or ingress ("in") policy.
+
+    `has_rates`: some of them have a packet rate, so all are looked up (qos.py)."""
+    is_egress = direction == "out"
+    field = Field.IIFNAME if is_egress else Field.OIFNAME
+    rates = (Rule((), (Dispatch((field,), PACKET_RATE_MAPS[direction].name),)),)
+    rules = _from_workload(settings) if is_egress else _to_workload(settings)
+    name = FROM_WORKLOAD if is_egress else TO_WORKLOAD
+    return Chain(name, (*(rates if has_rates else ()), *rules))
 
 
 def _base_chains(settings: RuleSettings) -> tuple[Chain, ...]:

@@ -487,7 +487,7 @@ class FakeNft:
     # ----------------------------------------------------------------------------- packets
 
     def forward(self, packet: Packet, iifname: str, oifname: str) -> str:
-        """A packet through the node: "accept", "drop" or "reject"."""
+        """A packet through the node: "accept", "drop", "reject" or "reset"."""
         return self._through(
             packet,
             (
@@ -513,7 +513,8 @@ class FakeNft:
                     packet, iifname, oifname, table.sets.__getitem__, self.logs, self.effects
                 )
                 if self._run_base(table, chain, context) == DROP:
-                    return "reject" if "reject" in self.effects else "drop"
+                    told = [effect for effect in self.effects if effect in ("reject", "reset")]
+                    return told[-1] if told else "drop"
         return "accept"
 
     def _base_chains(self, number: int) -> list[tuple[FakeTable, FakeChain]]:

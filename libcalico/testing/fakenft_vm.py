@@ -192,6 +192,8 @@ def _meta(attrs: Attrs) -> Decoded:
 
 
 def _payload(attrs: Attrs) -> Decoded:
+    if 5 in attrs:
+        return _payload_write(attrs)
     register, base = _number(attrs[1]), _number(attrs[2])
     offset, length = _number(attrs[3]), _number(attrs[4])
     if base not in (1, 2):
@@ -204,6 +206,27 @@ def _payload(attrs: Attrs) -> Decoded:
         if len(value) < length:
             return False
         context.load(register, value)
+        return True
+
+    return Decoded("payload", run)
+
+
+def _payload_write(attrs: Attrs) -> Decoded:
+    """Only the first two bytes of the network header, which hold the DSCP."""
+    register, checksum = _number(attrs[5]), (_number(attrs[6]), _number(attrs[7]))
+    if [_number(attrs[number]) for number in (2, 3, 4)] != [1, 0, 2]:
+        raise Unsupported("only the start of the network header is written")
+
+    def run(context: Context) -> bool:
+        before, after = context.packet.network_header()[:2], context.read(register, 2)
+        word = int.from_bytes(after, "big")
+        if context.packet.version == 4:
+            dscp, rest, good = word >> 2 & 63, 0xFF03, (1, 10)
+        else:
+            dscp, rest, good = word >> 6 & 63, 0xF03F, (0, 0)
+        if (int.from_bytes(before, "big") ^ word) & rest or checksum != good:
+            context.effects.append("broken header")
+        context.effects.append(f"dscp {dscp}")
         return True
 
     return Decoded("payload", run)
@@ -318,9 +341,45 @@ def _log(attrs: Attrs) -> Decoded:
     return Decoded("log", run)
 
 
-def _reject(_attrs: Attrs) -> Decoded:
+def _limit(attrs: Attrs) -> Decoded:
+    """Time stands still: an inverted limit lets its burst pass and matches ever after. (Others
+    always match: what they protect is a log line.)"""
+    rate, burst, is_inverted = _number(attrs[1]), _number(attrs[3]), _number(attrs[5]) & 1
+    if not rate:
+        raise Unsupported("limit without a rate")
+    left = [burst]
+
+    def run(_context: Context) -> bool:
+        left[0] -= 1
+        return not is_inverted or left[0] < 0
+
+    return Decoded("limit", run)
+
+
+def _connlimit(attrs: Attrs) -> Decoded:
+    limit, is_inverted = _number(attrs[1]), bool(_number(attrs[2]) & 1)
+    connections: set[tuple[object, ...]] = set()
+
     def run(context: Context) -> bool:
-        context.effects.append("reject")
+        packet = context.packet
+        connection = (packet.src, packet.dst, packet.number, packet.sport, packet.dport)
+        is_over = len(connections | {connection}) > limit
+        if not is_over:
+            connections.add(connection)
+        return is_over == is_inverted
+
+    return Decoded("connlimit", run)
+
+
+def _reject(attrs: Attrs) -> Decoded:
+    kind = _number(attrs[1])
+    if kind not in (1, 2):
+        raise Unsupported(f"reject {kind}")
+
+    def run(context: Context) -> bool:
+        if kind == 1 and context.packet.number != PROTOCOLS["tcp"]:
+            return False
+        context.effects.append("reset" if kind == 1 else "reject")
         context.verdict = Verdict(DROP)
         return True
 
@@ -372,7 +431,8 @@ _BUILDERS: dict[str, Callable[[Attrs], Decoded]] = {
     "range": _range,
     "lookup": _lookup,
     "log": _log,
-    "limit": _nothing("limit"),
+    "limit": _limit,
+    "connlimit": _connlimit,
     "counter": _nothing("counter"),
     "reject": _reject,
     "notrack": _notrack,

@@ -27,6 +27,7 @@ from felix.rules.chain import (
     Chain,
     Compare,
     Count,
+    CountConnections,
     CtState,
     Dispatch,
     Field,
@@ -42,6 +43,7 @@ from felix.rules.chain import (
     NoTrack,
     Reject,
     Rule,
+    SetDscp,
     SourceNat,
     goto,
     ifname_bytes,
@@ -110,6 +112,10 @@ _FILTER = (
         (_box((10 << 24, 24), (80, 90)), _box((11 << 24, 32), (1, 1))), interval=True))),
          (ACCEPT,)),
     Rule((), (Dispatch((Field.IIFNAME,), "dispatch"),)),
+    Rule((), (Limit(100, 1, 20, over=True), Count(), DROP)),
+    Rule((_TCP, InState(CtState.NEW)), (CountConnections(3), Count(), Reject(tcp_reset=True))),
+    Rule((_V4,), (SetDscp(4, 46),)),
+    Rule((_V6,), (SetDscp(6, 10),)),
     Rule((), (Reject(),), "the end"),
 )  # fmt: skip
 _NAT = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from felix.dataplane.nft_plan import Limits, Plan, plan
 from felix.dataplane.nft_port import (
     AddChain,
@@ -108,7 +110,17 @@ def test_a_set_goes_after_the_rules_that_used_it():
     wanted.want_entry("m", b"k" * 16, None)
     wanted.drop_chain("c")
     wanted.drop_set("s")
-    assert kinds(one(wanted)) == [ClearChain, DeleteElements, DeleteChain, DeleteSet]
+    assert kinds(one(wanted)) == [ClearChain, DeleteElements, DeleteSet, DeleteChain]
+
+
+def test_a_map_goes_before_the_chains_its_entries_lead_to():
+    wanted = programmed()
+    wanted.want_chain(replace(BASE, rules=()))
+    wanted.drop_chain("c")
+    wanted.drop_set("m")
+    made = one(wanted)
+    deleted = [op.name for op in made.ops if isinstance(op, DeleteSet | DeleteChain)]
+    assert deleted == ["m", "s", "c"], "s had no other user"
 
 
 def test_members_are_deltas_deletions_first():
