@@ -17,6 +17,7 @@ import pytest
 
 from tests.runtimes.containerd import Containerd
 from tests.runtimes.host import Host
+from tests.runtimes.podman import Podman
 from tests.support.netns import NamespaceSet, eventually, why_unavailable
 
 HERE = Path(__file__).parent
@@ -74,6 +75,13 @@ def _require(*programs: str) -> None:
         pytest.skip(reason)
 
 
+@pytest.fixture
+def netns() -> Iterator[NamespaceSet]:
+    _require()
+    with NamespaceSet() as made:
+        yield made
+
+
 @pytest.fixture(scope="module")
 def host() -> Iterator[Host]:
     """A host with etcd, calico-node and the plugin's files; one for the tests of a module."""
@@ -104,3 +112,20 @@ def containerd(runtime: Containerd) -> Iterator[Containerd]:
     assert runtime.host.leftovers() == []
     # What is containerd's own ends a moment after its answer.
     assert eventually(lambda: runtime.left() == []), runtime.left()
+
+
+@pytest.fixture(scope="module")
+def installed_podman(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Podman:
+    """podman on that host."""
+    _require("podman", "runc", "conmon", "busybox")
+    return Podman(host, tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture
+def podman(installed_podman: Podman) -> Iterator[Podman]:
+    """The same, without a container; and none of the test's leaves anything behind."""
+    assert installed_podman.left() == []
+    yield installed_podman
+    installed_podman.remove_all()
+    assert installed_podman.host.leftovers() == []
+    assert eventually(lambda: installed_podman.left() == []), installed_podman.left()
