@@ -13,24 +13,26 @@ something behind pushes what undoes it on a stack; success clears the stack.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from cni import netconf, results, veth
+from cni import hostlocal, netconf, nodefiles, readiness, results, veth, wirecheck
 from cni.addresses import AddressManager
 from cni.endpoints import EndpointStore, build
 from cni.facts import Stored
+from cni.hostnames import HostNames
 from cni.identity import Workload, identify
 from cni.netconf import NetConf
 from cni.ports import EndpointProgrammer, HostSettings
-from cni.results import Interface, IPConfig, Result
+from cni.results import Interface, IPConfig, Result, RouteConfig
 from cni.skel import CniError, Code, Request
 from cni.threads import both, in_thread
 from cni.veth import HOST_MAC, PodWire, host_cidr
 from libcalico.errors import AlreadyExists, Conflict, NotFound, SuiteError
 from libcalico.model import WorkloadEndpoint
+from libcalico.model.names import cni_handle_id
 from libcalico.runtime import log
 
 LOG = log.get(__name__)
@@ -47,46 +49,76 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """One ADD: the request (its configuration as a delegate is to see it), parsed, and whose."""
+
+    request: Request
+    conf: NetConf
+    workload: Workload
+    existing: Stored | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AddOperation:
-    """What ADD works with; one per agent, no state of its own."""
+    """What ADD works with; one per agent. `names` are shared by all requests, `lib_dir` is where
+    the node's files are."""
 
     programmer: EndpointProgrammer
     store: EndpointStore
     addresses: AddressManager
+    names: HostNames
+    lib_dir: Path
 
     async def run(self, request: Request) -> Result:
         """Errors: CniError, or a SuiteError the agent translates."""
-        conf = netconf.parse(request)
-        settings = self.programmer.settings()
-        workload = identify(
-            request, conf, node=settings.node_name, prefix=settings.interface_prefix
-        )
-        if veth.is_own_namespace(request.netns):
-            raise CniError(
-                Code.INVALID_NETNS, "plugin's netns and netns from CNI_NETNS are the same"
-            )
-        if not self.programmer.is_ready():
-            raise CniError(Code.TRY_AGAIN_LATER, "felix is not in sync with the datastore yet")
-        ready, known, _ = await asyncio.gather(
+        asked, settings = await self._asked(request)
+        ready, known, everyone, _ = await asyncio.gather(
             self.store.is_datastore_ready(),
-            self.store.find(workload),
-            self.store.ensure_profile(workload, conf),
+            self.store.find(asked.workload),
+            self.store.on_node(settings.node_name),
+            self.store.ensure_profile(asked.workload, asked.conf),
         )
         if not ready:
             raise CniError(
                 Code.TRY_AGAIN_LATER, "the datastore is locked: ClusterInformation is not ready"
             )
-        workload = _with_free_interface(workload, known)
-        existing = next((stored for stored in known if stored.key == workload.key), None)
-        if existing is not None and existing.container_id == workload.container_id:
-            before = await self._repeated(request, conf, existing)
+        existing = next((stored for stored in known if stored.key == asked.workload.key), None)
+        asked = replace(asked, existing=existing)
+        if existing is not None and existing.container_id == asked.workload.container_id:
+            before = await self._repeated(asked, existing)
             if before is not None:
                 return before
-        result = await self._connect(request, conf, workload, existing=existing, settings=settings)
-        return _merged(conf, result)
+        await readiness.wait(asked.conf.node.readiness_gates)
+        with self.names.claimed(asked.workload, everyone) as workload:
+            result = await self._connect(replace(asked, workload=workload), settings)
+        return _merged(asked.conf, result)
 
-    async def _repeated(self, request: Request, conf: NetConf, existing: Stored) -> Result | None:
+    async def _asked(self, request: Request) -> tuple[Asked, HostSettings]:
+        """Everything that can be said before anything is looked up."""
+        conf = netconf.parse(request)
+        settings = self.programmer.settings()
+        workload = identify(
+            request, conf, node=settings.node_name, prefix=settings.interface_prefix
+        )
+        if conf.features.ip_addrs_no_ipam and not workload.is_kubernetes:
+            raise CniError(
+                Code.INVALID_CONFIG,
+                "requested feature is not supported for this runtime: ip_addrs_no_ipam",
+            )
+        if not self.programmer.is_ready():
+            raise CniError(Code.TRY_AGAIN_LATER, "felix is not in sync with the datastore yet")
+        nodefiles.check_node_name(conf.node, settings.node_name)
+        mtu_bytes = nodefiles.pod_mtu(conf.node, self.lib_dir, settings.mtu_bytes)
+        for problem in conf.pod.qos_problems:
+            LOG.warning("a limit of the pod is not as written", problem=problem)
+        if hostlocal.needs_pod_cidrs(request.config):
+            cidrs = await self.store.pod_cidrs(settings.node_name)
+            request = hostlocal.with_pod_cidrs(request, cidrs, settings.node_name)
+        return Asked(request, conf, workload), replace(settings, mtu_bytes=mtu_bytes)
+
+    async def _repeated(self, asked: Asked, existing: Stored) -> Result | None:
         """A3. None when the wire is not there any more: the container got a new namespace."""
+        request, conf = asked.request, asked.conf
         spec = existing.endpoint.spec
         addresses = tuple(network.partition("/")[0] for network in spec.ip_networks)
         wire = PodWire(
@@ -94,39 +126,38 @@ class AddOperation:
             pod_name=request.ifname,
             netns=request.netns,
             addresses=addresses,
-            routes=() if conf.default_routes else None,
+            routes=conf.routes,
         )
-        if await asyncio.to_thread(veth.check, wire):
-            await self.addresses.release(request, conf, existing_handle(request))
+        seen = await asyncio.to_thread(wirecheck.wire, wire)
+        if seen.problems or seen.host_end is None:
+            await self.addresses.release(request, conf, asked.workload.handle_id)
             return None
         await self.programmer.program(existing.key, existing.endpoint)
         await self.programmer.confirm(existing.key, existing.revision)
-        return _merged(conf, _result(wire, mac=spec.mac or "", mtu_bytes=conf.mtu_bytes))
+        answer = _result(
+            conf, wire, veth.MadeWire(mac=spec.mac or "", mtu_bytes=seen.host_end.mtu_bytes)
+        )
+        return _merged(conf, answer)
 
-    async def _connect(
-        self,
-        request: Request,
-        conf: NetConf,
-        workload: Workload,
-        *,
-        existing: Stored | None,
-        settings: HostSettings,
-    ) -> Result:
+    async def _connect(self, asked: Asked, settings: HostSettings) -> Result:
+        request, conf, workload = asked.request, asked.conf, asked.workload
         undo: list[Undo] = []
         wire = PodWire(
             host_name=workload.interface,
             pod_name=workload.ifname,
             netns=request.netns,
             addresses=(),
-            mtu_bytes=conf.mtu_bytes or settings.mtu_bytes,
+            mtu_bytes=settings.mtu_bytes,
             # Ours to choose, so that the record need not wait for the kernel's choice.
             mac=conf.mac or random_mac(),
-            routes=() if conf.default_routes else None,
+            routes=conf.routes,
             allow_ip_forwarding=conf.allow_ip_forwarding,
+            num_queues=conf.node.num_queues,
         )
         # Only a wire that we made is ours to remove: the name may be somebody else's interface.
         wired: list[PodWire] = []
         try:
+            await self._free_the_wanted(asked)
             # Pushed before the attempt: an assignment whose answer was lost must be undone as well.
             undo.append(lambda: self.addresses.release(request, conf, workload.handle_id))
             undo.append(lambda: in_thread(lambda: _unwire(wired)))
@@ -138,7 +169,8 @@ class AddOperation:
             endpoint = build(workload, conf, addresses=assigned, mac=wire.mac)
             undo.append(lambda: self.programmer.retract(workload.key))
             undo.append(lambda: self._forget(workload))
-            made = await self._make(wire, wired, Recorded(workload, endpoint, existing))
+            recorded = Recorded(workload, endpoint, asked.existing)
+            made = await self._make(wire, wired, recorded)
         except (AlreadyExists, Conflict, NotFound) as err:
             await _undo_all(undo, workload)
             said = "another request for the same pod came first"
@@ -154,7 +186,17 @@ class AddOperation:
             ifname=workload.interface,
             addresses=" ".join(assigned),
         )
-        return _result(wire, mac=made.mac, mtu_bytes=made.mtu_bytes)
+        return _result(conf, wire, made)
+
+    async def _free_the_wanted(self, asked: Asked) -> None:
+        """A pod with a fixed address that starts anew, its old container's DEL still to come: the
+        address is taken from the old one, which has lost its endpoint anyway (A4)."""
+        old = asked.existing
+        if not asked.conf.addresses or old is None:
+            return
+        if old.container_id != asked.workload.container_id:
+            handle_id = cni_handle_id(asked.request.network, old.container_id)
+            await self.addresses.release(asked.request, asked.conf, handle_id)
 
     async def _make(self, wire: PodWire, wired: list[PodWire], recorded: Recorded) -> veth.MadeWire:
         """The rest of the wire, then policy, and the record meanwhile: the datastore's answer is
@@ -177,10 +219,6 @@ class AddOperation:
         for stored in await self.store.find(workload):
             if stored.key == workload.key and stored.container_id == workload.container_id:
                 await self.store.delete(stored)
-
-
-def existing_handle(request: Request) -> str:
-    return f"{request.network}.{request.container_id}"
 
 
 def _prepared(wire: PodWire, wired: list[PodWire]) -> int:
@@ -219,23 +257,13 @@ async def _undo_all(undo: list[Undo], workload: Workload) -> None:
             LOG.warning("could not undo a failed ADD", endpoint=workload.key.name, error=err)
 
 
-def _with_free_interface(workload: Workload, known: list[Stored]) -> Workload:
-    """A second interface of the same workload needs another host name than the first: there the
-    rule of datamodel 1.7 gives one name to both."""
-    taken = {s.endpoint.spec.interface_name for s in known if s.key != workload.key}
-    if workload.interface not in taken:
-        return workload
-    seed = f"{workload.key.namespace}.{workload.key.name}"
-    digest = hashlib.sha1(seed.encode(), usedforsecurity=False).hexdigest()
-    prefix = workload.interface[:-11]
-    return replace(workload, interface=prefix + digest[:11])
-
-
-def _result(wire: PodWire, *, mac: str, mtu_bytes: int) -> Result:
-    host = Interface(wire.host_name, HOST_MAC, mtu_bytes=mtu_bytes)
-    pod = Interface(wire.pod_name, mac, wire.netns, mtu_bytes)
+def _result(conf: NetConf, wire: PodWire, made: veth.MadeWire) -> Result:
+    host = Interface(wire.host_name, HOST_MAC, mtu_bytes=made.mtu_bytes)
+    pod = Interface(wire.pod_name, made.mac, wire.netns, made.mtu_bytes)
     ips = tuple(IPConfig(host_cidr(address), interface=1) for address in wire.addresses)
-    return Result((host, pod), ips)
+    # As Calico: routes of the configuration are told, the usual default routes are not.
+    routes = tuple(RouteConfig(dst) for dst in conf.ipam.routes)
+    return Result((host, pod), ips, routes)
 
 
 def _merged(conf: NetConf, result: Result) -> Result:

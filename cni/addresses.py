@@ -11,9 +11,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Protocol
 
-from cni import delegate
+from cni import delegate, hostlocal
 from cni.identity import Workload
 from cni.netconf import CALICO_IPAM, NetConf
+from cni.pod_annotations import one_per_family
 from cni.skel import CniError, Code, Request
 from ipam import pools
 from ipam.client import IpamClient
@@ -38,6 +39,16 @@ class AddressManager(Protocol):
         """The addresses a handle holds in our IPAM."""
         ...
 
+    async def ask(self, request: Request, conf: NetConf, verb: str) -> None:
+        """CHECK, STATUS and GC of another IPAM plugin; ours has nothing to say there.
+
+        Errors: CniError."""
+        ...
+
+    async def shortage(self, conf: NetConf) -> str:
+        """Why our IPAM could not give an address of a wanted family at all; "" when it could."""
+        ...
+
     async def handles(self, network: str, node: str) -> tuple[str, ...]:
         """Handles of a network that hold an address on a node. Reads all handles: for GC only."""
         ...
@@ -58,6 +69,9 @@ class Addresses:
     async def assign(self, request: Request, conf: NetConf, workload: Workload) -> tuple[str, ...]:
         if conf.ipam.type != CALICO_IPAM:
             return await self._delegated(request, conf)
+        if conf.pod.addresses_no_ipam:
+            # The pod's owner answers for it that nobody else has them.
+            return conf.pod.addresses_no_ipam
         if conf.addresses:
             return await self._requested(conf, workload)
         known = (await self._ipam.source.facts()).pools
@@ -79,9 +93,7 @@ class Addresses:
         return tuple(str(interface.ip) for interface in assigned.addresses)
 
     async def _requested(self, conf: NetConf, workload: Workload) -> tuple[str, ...]:
-        found = sorted((ipaddress.ip_address(a) for a in conf.addresses), key=lambda a: a.version)
-        if len({address.version for address in found}) < len(found):
-            raise CniError(Code.INVALID_CONFIG, "at most one address per family can be requested")
+        found = [ipaddress.ip_address(address) for address in conf.addresses]
         for address in found:
             await self._ipam.assign_ip(
                 AssignIP(
@@ -98,11 +110,17 @@ class Addresses:
         if not conf.ipam.type:
             raise CniError(Code.INVALID_CONFIG, "ipam.type: required")
         result = await delegate.run(request, conf.ipam.type, "ADD")
-        found = [ipaddress.ip_interface(ip.address).ip for ip in result.ips]
-        return tuple(str(address) for address in sorted(found, key=lambda a: a.version))
+        found = tuple(str(ipaddress.ip_interface(ip.address).ip) for ip in result.ips)
+        if not found:
+            raise CniError(
+                Code.NETWORKING_FAILED, f"IPAM plugin {conf.ipam.type} returned no IP addresses"
+            )
+        return one_per_family(found, f"IPAM plugin {conf.ipam.type}")
 
     async def release(self, request: Request, conf: NetConf, handle_id: str) -> None:
         if is_delegated(conf):
+            if hostlocal.needs_pod_cidrs(request.config):
+                request = hostlocal.with_pod_cidrs(request, hostlocal.ANY_CIDRS, "")
             await delegate.run(request, conf.ipam.type, "DEL")
             return
         await self.release_handle(handle_id)
@@ -128,6 +146,27 @@ class Addresses:
             if (attribute.secondary or {}).get("node") == node
         }
         return tuple(sorted(h for h in found if h.startswith(f"{network}.")))
+
+    async def ask(self, request: Request, conf: NetConf, verb: str) -> None:
+        if conf.ipam.type and conf.ipam.type != CALICO_IPAM:
+            if hostlocal.needs_pod_cidrs(request.config):
+                request = hostlocal.with_pod_cidrs(request, hostlocal.ANY_CIDRS, "")
+            await delegate.run(request, conf.ipam.type, verb)
+
+    async def shortage(self, conf: NetConf) -> str:
+        if conf.ipam.type != CALICO_IPAM:
+            return ""
+        known = (await self._ipam.source.facts()).pools
+        wanted = (
+            (4, conf.ipam.assign_ipv4, conf.ipam.ipv4_pools),
+            (6, conf.ipam.assign_ipv6, conf.ipam.ipv6_pools),
+        )
+        for version, is_wanted, named in wanted:
+            usable = [p for p in known if p.version == version and p.enabled]
+            cidrs = set(pools.resolve(named, known, version)) if is_wanted else set()
+            if is_wanted and not any(not named or pool.cidr in cidrs for pool in usable):
+                return f"there is no enabled IP pool for IPv{version}"
+        return ""
 
     def _attributes(self, workload: Workload) -> dict[str, str]:
         """As Calico's plugin writes them; the timestamp is Go's time.Time.String() in UTC."""

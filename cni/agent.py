@@ -22,18 +22,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from cni import skel
+from cni import skel, veth
 from cni.add import AddOperation
 from cni.addresses import AddressManager
 from cni.check import CheckOperation
 from cni.delete import DeleteOperation
 from cni.endpoints import EndpointStore
 from cni.gc import GcOperation
+from cni.hostnames import HostNames
 from cni.ipam_plugin import IpamPlugin
 from cni.ports import EndpointProgrammer
 from cni.replay import Replayer
 from cni.results import Result
 from cni.skel import Answer, CniError, Code, Invocation, Request, Verb
+from cni.status import StatusOperation
 from cni.wire import RequestReader, pack_answer
 from libcalico.errors import (
     Exhausted,
@@ -43,7 +45,7 @@ from libcalico.errors import (
     Transient,
     Unauthorized,
 )
-from libcalico.runtime import log, unixsocket
+from libcalico.runtime import log, paths, unixsocket
 
 LOG = log.get(__name__)
 _UCRED = struct.Struct("=iII")
@@ -52,7 +54,8 @@ IPAM_PLUGIN = "calico-ipam"
 
 class Agent:
     """`serve()` until cancelled. `addresses` and `store` share felix's datastore connection;
-    `replayer` keeps what a DEL could not tell the datastore (None: such a DEL is refused)."""
+    `replayer` keeps what a DEL could not tell the datastore (None: such a DEL is refused);
+    `lib_dir` is where felix keeps the node's files (CALICO_LIB_DIR)."""
 
     def __init__(
         self,
@@ -60,12 +63,16 @@ class Agent:
         store: EndpointStore,
         addresses: AddressManager,
         replayer: Replayer | None = None,
+        *,
+        lib_dir: Path | None = None,
     ) -> None:
         self._replayer = replayer
         self._queue = None if replayer is None else replayer.queue
         self._programmer = programmer
         self._store = store
         self._addresses = addresses
+        self._names = HostNames()
+        self._lib_dir = lib_dir or paths.lib_dir()
         self._locks = AttachmentLocks()
         self._connections: set[asyncio.Task[None]] = set()
         self.answered = 0
@@ -164,17 +171,26 @@ class Agent:
             run = self._run_calico
         if request.verb in (Verb.STATUS, Verb.GC):
             return await _finished(run, request)
+        # Our own namespace is the host's, whatever CNI_NETNS_OVERRIDE says of the executable's: a
+        # pod's addresses and routes there would cut the node off.
+        is_own = veth.is_own_namespace(request.netns)
+        if is_own and request.verb is not Verb.DEL:
+            raise _own_namespace()
         async with self._locks.held((request.container_id, request.ifname)):
             if request.verb is Verb.ADD and self._replayer is not None:
                 await self._replayer.settle(request.network, request.container_id)
-            return await _finished(run, request)
+            answer = await _finished(run, request)
+        if is_own:
+            # As the reference does: what DEL can release is released first.
+            raise _own_namespace()
+        return answer
 
     async def _run_calico(self, request: Request) -> Result | None:
         match request.verb:
             case Verb.ADD:
-                return await AddOperation(self._programmer, self._store, self._addresses).run(
-                    request
-                )
+                return await AddOperation(
+                    self._programmer, self._store, self._addresses, self._names, self._lib_dir
+                ).run(request)
             case Verb.DEL:
                 settings = self._programmer.settings()
                 await DeleteOperation(
@@ -186,11 +202,11 @@ class Agent:
                     self._queue,
                 ).run(request)
             case Verb.CHECK:
-                await CheckOperation(self._programmer, self._store).run(request)
+                await CheckOperation(self._programmer, self._store, self._addresses).run(request)
             case Verb.GC:
                 await GcOperation(self._programmer, self._store, self._addresses).run(request)
             case Verb.STATUS:
-                check_status(self._programmer)
+                await StatusOperation(self._programmer, self._store, self._addresses).run(request)
         return None
 
     def dump(self) -> dict[str, object]:
@@ -202,10 +218,8 @@ class Agent:
         }
 
 
-def check_status(programmer: EndpointProgrammer) -> None:
-    """STATUS: error 50 while an ADD would be told to try again."""
-    if not programmer.is_ready():
-        raise CniError(Code.PLUGIN_NOT_AVAILABLE, "felix is not in sync with the datastore yet")
+def _own_namespace() -> CniError:
+    return CniError(Code.INVALID_NETNS, "plugin's netns and netns from CNI_NETNS are the same")
 
 
 async def _finished(run: Callable[[Request], Awaitable[Result | None]], request: Request) -> Answer:

@@ -100,7 +100,7 @@ static int connect_to_felix(void)
 }
 
 /* The Python client takes over: same name, same environment, stdin from its beginning. */
-static int hand_over(const char *plugin, const struct buffer *input)
+static int hand_over(const char *plugin, char **argv, const struct buffer *input)
 {
     char path[4096];
     if (input) {
@@ -111,7 +111,10 @@ static int hand_over(const char *plugin, const struct buffer *input)
         dup2(again, 0);
     }
     snprintf(path, sizeof path, "%s/%s", PYTHON_CLIENTS, plugin);
-    execv(path, (char *[]){path, NULL});
+    char *nothing[] = {path, NULL};
+    if (*argv)
+        *argv = path;
+    execv(path, *argv ? argv : nothing);
     fprintf(stderr, "cannot run %s: %s\n", path, strerror(errno));
     return 1;
 }
@@ -120,11 +123,11 @@ int main(int argc, char **argv)
 {
     const char *slash = argc > 0 ? strrchr(argv[0], '/') : NULL;
     const char *plugin = slash ? slash + 1 : argc > 0 ? argv[0] : "calico";
-    if (!getenv("CNI_COMMAND"))
-        return hand_over(plugin, NULL);
+    if (argc > 1 || !getenv("CNI_COMMAND"))
+        return hand_over(plugin, argv, NULL);
     int link = connect_to_felix();
     if (link < 0)
-        return hand_over(plugin, NULL);
+        return hand_over(plugin, argv, NULL);
 
     struct buffer input = {0}, block = {0}, request = {0}, answer = {0};
     if (read_all(0, &input, MAX_STDIN) < 0)
@@ -140,15 +143,15 @@ int main(int argc, char **argv)
     append_sized(&request, block.data ? block.data : "", block.size);
     append_sized(&request, input.data ? input.data : "", input.size);
     if (write_all(link, request.data, request.size) < 0 || read_all(link, &answer, SIZE_MAX - 1) < 0)
-        return hand_over(plugin, &input);
+        return hand_over(plugin, argv, &input);
     if (answer.size < 12)
-        return hand_over(plugin, &input);
+        return hand_over(plugin, argv, &input);
     size_t out = length_at(answer.data + 4);
     if (answer.size < 12 + out)
-        return hand_over(plugin, &input);
+        return hand_over(plugin, argv, &input);
     size_t error = length_at(answer.data + 8 + out);
     if (answer.size != 12 + out + error)
-        return hand_over(plugin, &input);
+        return hand_over(plugin, argv, &input);
     write_all(2, answer.data + 12 + out, error);
     write_all(1, answer.data + 8, out);
     return (int)length_at(answer.data);

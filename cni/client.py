@@ -6,7 +6,8 @@ modules: no json, no socket, no site. It must not import anything else (a test w
 
 The wire is described in cni.wire. When felix does not answer: DEL and VERSION run in process
 (cni.standalone), because a runtime must always be able to clean up; everything else is told to
-"try again later" (code 11), STATUS that the plugin is not available (code 50).
+"try again later" (code 11), STATUS that the plugin is not available (code 50). With an argument
+(-v, -t) cni.probe runs.
 """
 
 import _socket
@@ -24,6 +25,8 @@ def main() -> int:
     plugin = sys.argv[0].rpartition("/")[2].encode()
     environ = posix.environ
     command = environ.get(b"CNI_COMMAND", b"")
+    if len(sys.argv) > 1:
+        return _probe(plugin)
     if not command:
         return _about()
     stdin = _read_stdin()
@@ -39,6 +42,15 @@ def main() -> int:
 def _about() -> int:
     _write_all(2, b"Brindle CNI plugin\nCNI protocol versions supported: 0.1.0 to 1.1.0\n")
     return 0
+
+
+def _probe(plugin: bytes) -> int:
+    """-v and -t: for people and installers, so the whole of brindle may be loaded."""
+    if not STANDALONE_PYTHON:
+        _write_all(2, b"no interpreter with brindle is known here\n")
+        return 1
+    arguments = [STANDALONE_PYTHON, "-I", "-m", "cni.probe", plugin.decode(), LIB_DIR]
+    posix.execve(STANDALONE_PYTHON, arguments + sys.argv[1:], posix.environ)
 
 
 def _read_stdin() -> bytes:

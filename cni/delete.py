@@ -48,7 +48,7 @@ class DeleteOperation:
 
     async def run(self, request: Request) -> None:
         """Errors: CniError code 11 when something has to be tried again."""
-        conf = netconf.parse(request)
+        conf = netconf.parse_for_delete(request)
         workload = identify(request, conf, node=self.node_name, prefix=self.interface_prefix)
         problem: Exception | None = None
         mine: list[Stored] = []

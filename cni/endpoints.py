@@ -16,6 +16,8 @@ from msgspec.structs import replace
 from cni.facts import ClusterFacts, Stored
 from cni.identity import KUBERNETES, Workload
 from cni.netconf import NetConf
+from cni.pod_annotations import PREFIX
+from cni.skel import CniError, Code
 from cni.veth import host_cidr
 from libcalico.datastore.api import Datastore, KeyValue
 from libcalico.errors import (
@@ -25,9 +27,9 @@ from libcalico.errors import (
     RevisionConflict,
     Transient,
 )
-from libcalico.model import ClusterInformation, Profile, WorkloadEndpoint
+from libcalico.model import ClusterInformation, Node, Profile, WorkloadEndpoint
 from libcalico.model.codec import decode, decode_preserving, encode
-from libcalico.model.endpoints import WorkloadEndpointSpec
+from libcalico.model.endpoints import IPNAT, WorkloadEndpointSpec
 from libcalico.model.keys import ResourceKey, identifier, parse, path_of, prefix_of
 from libcalico.model.meta import (
     NAMESPACE_LABEL,
@@ -39,6 +41,9 @@ from libcalico.model.names import namespace_profile_name, service_account_profil
 from libcalico.model.policy import EntityRule, ProfileSpec, Rule
 
 MAX_ATTEMPTS = 5
+# Which CNI network an attachment is of: GC asks, and nothing else in the datastore tells when
+# another plugin gives the addresses.
+NETWORK_ANNOTATION = f"{PREFIX}network"
 DEFAULT_SERVICE_ACCOUNT = "default"
 
 
@@ -74,9 +79,32 @@ def build(
         profiles=profiles_of(workload, conf),
         interface_name=workload.interface,
         mac=mac,
+        ip_nats=_nats(conf, addresses),
+        allow_spoofed_source_prefixes=conf.pod.allowed_source_prefixes,
+        qos_controls=conf.pod.qos,
     )
-    metadata = ObjectMeta(name=workload.key.name, namespace=workload.key.namespace, labels=labels)
+    metadata = ObjectMeta(
+        name=workload.key.name,
+        namespace=workload.key.namespace,
+        labels=labels,
+        annotations={NETWORK_ANNOTATION: conf.name},
+    )
     return WorkloadEndpoint(metadata=metadata, spec=spec)
+
+
+def _nats(conf: NetConf, addresses: tuple[str, ...]) -> tuple[IPNAT, ...]:
+    """Each floating address leads to the pod's own of the same family. Errors: CniError."""
+    own = {":" in address: address for address in addresses}
+    nats = []
+    for external in conf.pod.floating_ips:
+        internal = own.get(":" in external)
+        if internal is None:
+            raise CniError(
+                Code.INVALID_CONFIG,
+                f"annotation {PREFIX}floatingIPs: the pod has no address for {external}",
+            )
+        nats.append(IPNAT(internal_ip=internal, external_ip=external))
+    return tuple(nats)
 
 
 # What a request decides; the other members of a spec are other people's.
@@ -101,14 +129,21 @@ def merged(stored: WorkloadEndpoint, made: WorkloadEndpoint, now: str) -> Worklo
     metadata = replace(
         before,
         labels={**before.labels, **made.metadata.labels},
+        annotations={**before.annotations, **made.metadata.annotations},
         uid=before.uid or str(uuid.uuid4()),
         creation_timestamp=before.creation_timestamp or now,
     )
     addresses = {network.partition("/")[0] for network in made.spec.ip_networks}
+    old, new = stored.spec, made.spec
+    kept = tuple(nat for nat in old.ip_nats if nat.internal_ip in addresses)
     spec = replace(
-        stored.spec,
-        **{name: getattr(made.spec, name) for name in _OURS},
-        ip_nats=tuple(nat for nat in stored.spec.ip_nats if nat.internal_ip in addresses),
+        old,
+        **{name: getattr(new, name) for name in _OURS},
+        ip_nats=new.ip_nats or kept,
+        allow_spoofed_source_prefixes=(
+            new.allow_spoofed_source_prefixes or old.allow_spoofed_source_prefixes
+        ),
+        qos_controls=new.qos_controls or old.qos_controls,
     )
     return replace(stored, metadata=metadata, spec=spec)
 
@@ -170,6 +205,16 @@ class EndpointStore:
             return self._facts.local.all()
         listed = await self._list(prefix_of("WorkloadEndpoint"))
         return [stored for stored in listed if stored.endpoint.spec.node == node]
+
+    async def pod_cidrs(self, node: str) -> tuple[str, ...]:
+        """The pod networks Kubernetes gave to the node (Node.status); empty when none is known."""
+        key = ResourceKey("Node", node)
+        found = await self._datastore.get(path_of(key))
+        if found is None:
+            return ()
+        resource = decode(key, found.value, found.mod_revision)
+        assert isinstance(resource, Node)
+        return resource.status.pod_cidrs
 
     async def _list(self, prefix: str) -> list[Stored]:
         """A value that does not parse is left out: it cannot be one this plugin wrote, and it must

@@ -7,15 +7,17 @@ attachment that cannot be removed never stops the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from cni import netconf
 from cni.addresses import AddressManager
 from cni.delete import DeleteOperation
-from cni.endpoints import EndpointStore
+from cni.endpoints import NETWORK_ANNOTATION, EndpointStore
 from cni.facts import Stored
-from cni.identity import CNI, DEFAULT_NAMESPACE, KUBERNETES
+from cni.identity import CNI, KUBERNETES
+from cni.netconf import CALICO_IPAM
 from cni.ports import EndpointProgrammer
 from cni.skel import CniError, Code, Request
 from libcalico.errors import SuiteError
@@ -39,25 +41,32 @@ class GcOperation:
             return
         conf = netconf.parse(request)
         settings = self.programmer.settings()
-        failures = []
+        failures: list[str] = []
         for stored in await self.store.on_node(settings.node_name):
             attachment = (stored.container_id, stored.endpoint.spec.endpoint or "")
             if attachment in valid or not await self._is_ours(conf.name, stored):
                 continue
-            try:
+            async with _collecting(failures, stored.key.name):
                 await self._delete(request, stored)
-            except SuiteError as err:
-                failures.append(f"{stored.key.name}: {err}")
         valid_containers = {container for container, _ in valid}
-        for handle in await self.addresses.handles(conf.name, settings.node_name):
-            if handle.removeprefix(f"{conf.name}.") not in valid_containers:
+        if conf.ipam.type == CALICO_IPAM:
+            for handle in await self.addresses.handles(conf.name, settings.node_name):
+                if handle.removeprefix(f"{conf.name}.") in valid_containers:
+                    continue
                 LOG.info("releasing leaked addresses", handle=handle)
-                await self.addresses.release(request, conf, handle)
+                async with _collecting(failures, handle):
+                    await self.addresses.release(request, conf, handle)
+        async with _collecting(failures, f"IPAM plugin {conf.ipam.type}"):
+            await self.addresses.ask(request, conf, "GC")
         if failures:
             raise CniError(Code.NETWORKING_FAILED, "; ".join(failures))
 
     async def _is_ours(self, network: str, stored: Stored) -> bool:
-        """An endpoint belongs to the network whose IPAM handle holds its addresses."""
+        """What ADD noted; an endpoint of Calico's plugin, which notes nothing, belongs to the
+        network whose IPAM handle holds its addresses."""
+        noted = stored.endpoint.metadata.annotations.get(NETWORK_ANNOTATION)
+        if noted is not None:
+            return noted == network
         return bool(await self.addresses.held(cni_handle_id(network, stored.container_id)))
 
     async def _delete(self, request: Request, stored: Stored) -> None:
@@ -66,7 +75,7 @@ class GcOperation:
         args = {}
         if spec.orchestrator == KUBERNETES:
             args = {"K8S_POD_NAME": spec.pod or "", "K8S_POD_NAMESPACE": stored.key.namespace}
-        elif spec.orchestrator != CNI or stored.key.namespace != DEFAULT_NAMESPACE:
+        elif spec.orchestrator != CNI:
             return
         LOG.info("removing a garbage attachment", endpoint=stored.key.name)
         gone = replace(
@@ -86,6 +95,14 @@ class GcOperation:
         await operation.run(gone)
 
 
+@asynccontextmanager
+async def _collecting(failures: list[str], what: str) -> AsyncIterator[None]:
+    try:
+        yield
+    except SuiteError as err:
+        failures.append(f"{what}: {err}")
+
+
 def valid_attachments(config: Mapping[str, object]) -> set[tuple[str, str]] | None:
     """(container id, interface) pairs; None when the runtime gave no list."""
     listed = config.get(VALID)
@@ -97,5 +114,11 @@ def valid_attachments(config: Mapping[str, object]) -> set[tuple[str, str]] | No
     for entry in listed:
         if not isinstance(entry, Mapping):
             raise CniError(Code.INVALID_CONFIG, f"{VALID}: must hold objects", repr(entry))
-        found.add((str(entry.get("containerID", "")), str(entry.get("ifname", ""))))
+        pair = (entry.get("containerID"), entry.get("ifname"))
+        if not all(isinstance(part, str) and part for part in pair):
+            # A list that is misread would make garbage of what is valid.
+            raise CniError(
+                Code.INVALID_CONFIG, f"{VALID}: an entry needs containerID and ifname", repr(entry)
+            )
+        found.add((str(pair[0]), str(pair[1])))
     return found

@@ -7,6 +7,7 @@ pod name alone and stays orchestrator "cni".
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from cni.netconf import NetConf
@@ -14,6 +15,7 @@ from cni.skel import CniError, Code, Request
 from libcalico.errors import ValidationError
 from libcalico.model.keys import ResourceKey
 from libcalico.model.names import (
+    DEFAULT_INTERFACE_PREFIX,
     EndpointIds,
     cni_handle_id,
     cni_interface_name,
@@ -25,6 +27,9 @@ from libcalico.model.names import (
 KUBERNETES = "k8s"
 CNI = "cni"
 DEFAULT_NAMESPACE = "default"
+# RFC 1123, as Kubernetes restricts names; anything else could leave its place in a datastore key.
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,7 @@ class Workload:
     handle_id: str
     container_id: str
     ifname: str
+    interface_prefix: str = DEFAULT_INTERFACE_PREFIX
 
     @property
     def is_kubernetes(self) -> bool:
@@ -58,14 +64,18 @@ class Workload:
 def identify(request: Request, conf: NetConf, *, node: str, prefix: str) -> Workload:
     """`node` is felix's node name unless the configuration overrides it; `prefix` felix's first
     InterfacePrefix. Errors: CniError when a name cannot be part of an endpoint name."""
-    node = conf.node_name or node
+    node = conf.node.name or node
     pod = request.args.get("K8S_POD_NAME", "")
     namespace = request.args.get("K8S_POD_NAMESPACE", "")
     if pod and namespace:
+        _check("K8S_POD_NAMESPACE", namespace, _LABEL)
+        _check("K8S_POD_NAME", pod, _SUBDOMAIN)
         ids = EndpointIds(node=node, orchestrator=KUBERNETES, pod=pod, endpoint=request.ifname)
         interface = k8s_interface_name(namespace, pod, prefix=prefix)
     else:
-        namespace = DEFAULT_NAMESPACE
+        prefix = DEFAULT_INTERFACE_PREFIX
+        namespace = conf.namespace or DEFAULT_NAMESPACE
+        _check("the namespace", namespace, _LABEL)
         ids = EndpointIds(
             node=node,
             orchestrator=CNI,
@@ -88,4 +98,10 @@ def identify(request: Request, conf: NetConf, *, node: str, prefix: str) -> Work
         handle_id=cni_handle_id(request.network, request.container_id),
         container_id=request.container_id,
         ifname=request.ifname,
+        interface_prefix=prefix,
     )
+
+
+def _check(what: str, name: str, pattern: re.Pattern[str]) -> None:
+    if not pattern.fullmatch(name):
+        raise CniError(Code.INVALID_ENVIRONMENT, f"{what}: not a valid name", repr(name))

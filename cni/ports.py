@@ -48,6 +48,11 @@ class EndpointProgrammer(Protocol):
         """False until the first in-sync and apply: ADD answers "try again later" (code 11)."""
         ...
 
+    def trouble(self) -> str:
+        """Why endpoints that exist may not have what they should in the kernel; "" when all is
+        well, and before the first apply (a restart takes nothing from them)."""
+        ...
+
     async def program(self, key: ResourceKey, endpoint: WorkloadEndpoint) -> None:
         """Errors: ProgrammingFailed (the kernel refused), Transient (not in sync in time)."""
         ...

@@ -162,12 +162,18 @@ def _check_container_id(container_id: str) -> None:
 
 def _check_ifname(ifname: str) -> None:
     reason = ""
-    if len(ifname.encode()) > _IFNAME_MAX:
+    if not ifname.isprintable():
+        # Bytes that are no UTF-8 arrive as surrogates, which are not printable either.
+        reason = "interface name contains characters that cannot be shown"
+    elif len(ifname.encode()) > _IFNAME_MAX:
         reason = f"interface name is too long: more than {_IFNAME_MAX} characters"
     elif ifname in (".", ".."):
         reason = "interface name is . or .."
     elif any(char in "/:" or char.isspace() for char in ifname):
         reason = "interface name contains / or : or whitespace characters"
+    elif "%" in ifname:
+        # The kernel would take it for a pattern and choose a name.
+        reason = "interface name contains %"
     if reason:
         raise CniError(Code.INVALID_ENVIRONMENT, reason, ifname)
 

@@ -7,8 +7,9 @@ Source: Calico cni-plugin/pkg/dataplane/linux; the batching is measured in refer
   W1  the pod's end is made directly in its namespace: it is never visible, or nameable, elsewhere;
   W2  duplicate address detection is off before a link comes up, on both sides: the addresses are
       ours by IPAM, and a pod must not wait a second for its IPv6 address;
-  W3  a host interface of the same name belongs to a dead endpoint and is replaced; an interface of
-      the same name in the pod belongs to somebody else and is an error;
+  W3  a veth of the same name on the host that has our MAC belongs to a dead endpoint (cni.hostnames
+      keeps the names of the living) and is replaced; any other interface of that name, there or in
+      the pod, is somebody else's: it stays, and is named in the error;
   W4  failure half way removes the pair again.
 The host side's other sysctls (proxy_arp, forwarding, rp_filter) are felix's: they are policy of
 the node, kept right for as long as the endpoint lives.
@@ -19,15 +20,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from cni.skel import CniError, Code
 from libcalico.errors import ProgrammingFailed
 from libcalico.netlink import (
-    AF_INET,
-    AF_INET6,
     SCOPE_LINK,
     Link,
     LinkChange,
@@ -40,8 +39,6 @@ from libcalico.netlink import (
     create_veth,
     delete_link,
     get_link,
-    list_addresses,
-    list_routes,
     resolve_route,
     run_in_namespace,
     set_address,
@@ -63,7 +60,7 @@ _IFINDEX_GONE = (errno.ENODEV, errno.ENXIO)
 @dataclass(frozen=True, slots=True)
 class PodWire:
     """What to make. `addresses` are plain ("10.65.0.1", "fd65::1"); `mac` "" leaves it random;
-    `mtu_bytes` 0 takes the uplink's. `routes` empty means the default routes, None no routes."""
+    `mtu_bytes` 0 takes the uplink's. `routes` are the destinations the pod reaches through us."""
 
     host_name: str
     pod_name: str
@@ -71,8 +68,13 @@ class PodWire:
     addresses: tuple[str, ...]
     mtu_bytes: int = 0
     mac: str = ""
-    routes: tuple[str, ...] | None = ()
+    routes: tuple[str, ...] = ("0.0.0.0/0", "::/0")
     allow_ip_forwarding: bool = False
+    num_queues: int = 1
+
+    @property
+    def has_ipv4(self) -> bool:
+        return any(":" not in address for address in self.addresses)
 
     @property
     def has_ipv6(self) -> bool:
@@ -91,7 +93,7 @@ def prepare(wire: PodWire) -> int:
     Returns its MTU for `create`; 0 when the host's name is taken (W3): `create` replaces it, once
     it is sure that this pod will have addresses. Errors: as `create`."""
     with _in_netns(wire) as netns_fd, NetlinkSocket() as host:
-        if _exists(host, wire.host_name):
+        if _find(host, wire.host_name) is not None:
             return 0
         mtu_bytes = wire.mtu_bytes or uplink_mtu(host)
         _create_pair(host, wire, netns_fd, mtu_bytes)
@@ -134,8 +136,14 @@ def _in_netns(wire: PodWire) -> Iterator[int]:
 
 
 def _create_pair(host: NetlinkSocket, wire: PodWire, netns_fd: int, mtu_bytes: int) -> None:
-    near = VethEnd(wire.host_name, mac=HOST_MAC, mtu_bytes=mtu_bytes)
-    far = VethEnd(wire.pod_name, mac=wire.mac, mtu_bytes=mtu_bytes, netns_fd=netns_fd)
+    near = VethEnd(wire.host_name, mac=HOST_MAC, mtu_bytes=mtu_bytes, num_queues=wire.num_queues)
+    far = VethEnd(
+        wire.pod_name,
+        mac=wire.mac,
+        mtu_bytes=mtu_bytes,
+        netns_fd=netns_fd,
+        num_queues=wire.num_queues,
+    )
     request = create_veth(near, far, near_is_up=False)
     try:
         host.execute(request)
@@ -143,24 +151,31 @@ def _create_pair(host: NetlinkSocket, wire: PodWire, netns_fd: int, mtu_bytes: i
     except ProgrammingFailed as err:
         if err.errno != errno.EEXIST:
             raise
-        if not _exists(host, wire.host_name):
+        stale = _find(host, wire.host_name)
+        if stale is None:
             raise CniError(
                 Code.NETWORKING_FAILED,
                 f"container veth name ({wire.pod_name}) already exists in {wire.netns}",
+            ) from err
+        if stale.kind != "veth" or stale.mac != HOST_MAC:
+            kind = stale.kind or "unknown"
+            raise CniError(
+                Code.NETWORKING_FAILED,
+                f"host interface {wire.host_name} already exists and is no pod's"
+                f" (kind {kind}, MAC {stale.mac}): it is left alone",
             ) from err
     # W3: the host's end of an endpoint that died with its namespace still referenced somewhere.
     host.execute(delete_link(wire.host_name))
     host.execute(request)
 
 
-def _exists(sock: NetlinkSocket, name: str) -> bool:
+def _find(sock: NetlinkSocket, name: str) -> Link | None:
     try:
-        sock.query_one(get_link(name))
+        return sock.query_one(get_link(name))
     except ProgrammingFailed as err:
         if err.errno in (errno.ENODEV, errno.ENOENT):
-            return False
+            return None
         raise
-    return True
 
 
 def _bring_host_up(host: NetlinkSocket, wire: PodWire) -> None:
@@ -186,7 +201,7 @@ def _configure_pod(wire: PodWire) -> str:
             change_link(link.ifindex, LinkChange(is_up=True)),
         ]
         requests += [set_address(link.ifindex, host_cidr(a)) for a in wire.addresses]
-        routes = [add_route(route) for route in _pod_routes(wire, link.ifindex)]
+        routes = [add_route(route) for route in pod_routes(wire, link.ifindex)]
         failures = pod.transact([*requests, *routes])
         # A second network of the pod finds the gateway and default route of the first; then its
         # own default, whose gateway is on the other interface, is unreachable and not wanted.
@@ -198,17 +213,14 @@ def _configure_pod(wire: PodWire) -> str:
         return link.mac
 
 
-def _pod_routes(wire: PodWire, ifindex: int) -> list[Route]:
-    if wire.routes is None:
-        return []
+def pod_routes(wire: PodWire, ifindex: int) -> list[Route]:
     routes: list[Route] = []
-    for version, gateway, default in ((4, GATEWAY_V4, "0.0.0.0/0"), (6, GATEWAY_V6, "::/0")):
-        if not any((":" in address) == (version == 6) for address in wire.addresses):
+    for version, gateway, has in ((4, GATEWAY_V4, wire.has_ipv4), (6, GATEWAY_V6, wire.has_ipv6)):
+        if not has:
             continue
         if version == 4:
-            hops = (NextHop(ifindex),)
-            routes.append(Route(host_cidr(gateway), hops, scope=SCOPE_LINK))
-        wanted = [r for r in wire.routes if (":" in r) == (version == 6)] or [default]
+            routes.append(Route(host_cidr(gateway), (NextHop(ifindex),), scope=SCOPE_LINK))
+        wanted = [dst for dst in wire.routes if (":" in dst) == (version == 6)]
         routes += [Route(dst, (NextHop(ifindex, gateway),)) for dst in wanted]
     return routes
 
@@ -232,8 +244,9 @@ def uplink_mtu(host: NetlinkSocket) -> int:
 def delete_in_pod(netns: str, ifname: str) -> bool:
     """Remove the pair from the pod's side. False when namespace or interface are gone already.
 
-    From this side no other pod's wire can be hit: a late DEL never sees its successor's (W3)."""
-    if not netns or not Path(netns).exists():
+    From this side no other pod's wire can be hit: a late DEL never sees its successor's (W3). A
+    namespace that is the host's own holds no pod's end: its interfaces are left alone."""
+    if not netns or not Path(netns).exists() or is_own_namespace(netns):
         return False
 
     def remove() -> bool:
@@ -268,47 +281,11 @@ def _delete(sock: NetlinkSocket, name: str) -> bool:
     return True
 
 
-def check(wire: PodWire) -> Sequence[str]:
-    """What of the wire is not as `create` left it; empty when all is right."""
-    with NetlinkSocket() as host:
-        try:
-            link = host.query_one(get_link(wire.host_name))
-        except ProgrammingFailed:
-            return [f"host interface {wire.host_name} does not exist"]
-        problems = [] if link.is_up else [f"host interface {wire.host_name} is down"]
-    try:
-        return [*problems, *run_in_namespace(wire.netns, lambda: _check_pod(wire))]
-    except ProgrammingFailed as err:
-        return [*problems, f"netns {wire.netns}: {err}"]
-
-
-def _check_pod(wire: PodWire) -> list[str]:
-    with NetlinkSocket() as pod:
-        try:
-            link: Link = pod.query_one(get_link(wire.pod_name))
-        except ProgrammingFailed:
-            return [f"interface {wire.pod_name} does not exist in the pod"]
-        problems = [] if link.is_up else [f"interface {wire.pod_name} is down"]
-        found = {entry.address for entry in pod.query(list_addresses(ifindex=link.ifindex))}
-        problems += [
-            f"address {address} is missing on {wire.pod_name}"
-            for address in wire.addresses
-            if address not in found
-        ]
-        present = {r.dst for family in (AF_INET, AF_INET6) for r in pod.query(list_routes(family))}
-        problems += [
-            f"route {route.dst} is missing in the pod"
-            for route in _pod_routes(wire, link.ifindex)
-            if route.dst not in present
-        ]
-        return problems
-
-
 def is_own_namespace(netns: str) -> bool:
-    """Whether CNI_NETNS is the namespace this process (the host side) lives in."""
+    """Whether CNI_NETNS is the namespace the calling thread (the host side) lives in."""
     try:
         there = os.stat(netns)
-        here = os.stat("/proc/self/ns/net")
+        here = os.stat("/proc/thread-self/ns/net")
     except OSError:
         return False
     return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)

@@ -211,7 +211,13 @@ class Felix:
             self.programmer,
             clock=process.clock,
         )
-        self.agent = Agent(self.programmer, store, addresses, self.replayer)
+        self.agent = Agent(
+            self.programmer,
+            store,
+            addresses,
+            self.replayer,
+            lib_dir=paths.lib_dir(process.environ),
+        )
 
     def _sinks(self, config: FelixConfig) -> list[StatusSink]:
         sinks: list[StatusSink] = [self._reporter]

@@ -95,6 +95,11 @@ class FelixProgrammer:
     def is_ready(self) -> bool:
         return self._parts.dataplane.is_in_sync and self._parts.dataplane.has_applied
 
+    def trouble(self) -> str:
+        if self._parts.dataplane.is_filter_failing:
+            return "the kernel refuses felix's rules: policy is older than the datastore's"
+        return ""
+
     async def program(self, key: ResourceKey, endpoint: WorkloadEndpoint) -> None:
         """Errors: Transient, ValidationError (felix would ignore it), ProgrammingFailed."""
         if not self.is_ready():

@@ -133,6 +133,11 @@ class Dataplane:
     def has_applied(self) -> bool:
         return self._cycles > 0
 
+    @property
+    def is_filter_failing(self) -> bool:
+        """The kernel refuses the newest rules; what it had before stands."""
+        return self._vital_failing_since is not None
+
     def add_observer(self, observer: Observer) -> None:
         """Called soon after every cycle. Must be cheap and not raise."""
         self._observers.append(observer)

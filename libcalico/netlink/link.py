@@ -91,12 +91,14 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class VethEnd:
-    """`netns_fd` None: in the namespace of the socket that sends the request."""
+    """`netns_fd` None: in the namespace of the socket that sends the request. `num_queues` of
+    each direction: a queue costs memory, and the kernel's own default is one for every CPU."""
 
     name: str
     mac: str = ""
     mtu_bytes: int = 0
     netns_fd: int | None = None
+    num_queues: int = 1
 
 
 def create_veth(near: VethEnd, far: VethEnd, *, near_is_up: bool = True) -> Request:
@@ -228,7 +230,7 @@ def _select(link: int | str, flags: int = 0, mask: int = 0) -> bytes:
 
 def _veth_attrs(end: VethEnd) -> bytes:
     parts = [attr_text(IFLA_IFNAME, end.name)]
-    parts += [attr_u32(IFLA_NUM_TX_QUEUES, 1), attr_u32(IFLA_NUM_RX_QUEUES, 1)]
+    parts += [attr_u32(kind, end.num_queues) for kind in (IFLA_NUM_TX_QUEUES, IFLA_NUM_RX_QUEUES)]
     if end.mac:
         parts.append(attr(IFLA_ADDRESS, pack_mac(end.mac)))
     if end.mtu_bytes:

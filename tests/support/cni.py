@@ -29,6 +29,7 @@ from libcalico.model.defaults import initial_cluster_information, with_defaults
 from libcalico.model.ippool import IPPoolSpec
 from libcalico.model.keys import IpamConfigKey, ResourceKey, key_of, path_of, prefix_of
 from libcalico.model.meta import ObjectMeta
+from libcalico.netlink import device_route, replace_route
 from libcalico.netlink.namespace import _set_namespace
 from libcalico.syncer.api import SyncStatus, Update
 from libcalico.syncer.watcher import WatchSyncer
@@ -49,10 +50,12 @@ CONF: dict[str, Any] = {
 class RecordingProgrammer:
     """Satisfies cni.ports; keeps what is programmed, and fails or hangs on request."""
 
-    def __init__(self) -> None:
+    def __init__(self, node: Namespace) -> None:
+        self._node = node
         self.programmed: dict[ResourceKey, WorkloadEndpoint] = {}
         self.confirmed: dict[ResourceKey, int] = {}
         self.ready = True
+        self.said_trouble = ""
         self.refuse_next = False
         self.hold: asyncio.Event | None = None
         self.entered = asyncio.Event()
@@ -70,7 +73,22 @@ class RecordingProgrammer:
         if self.refuse_next:
             self.refuse_next = False
             raise ProgrammingFailed("program endpoint", key.name, 22, "refused by the test")
+        await asyncio.to_thread(self._connect, endpoint)
         self.programmed[key] = endpoint
+
+    def _connect(self, endpoint: WorkloadEndpoint) -> None:
+        """What felix adds to a wire: routes, and the settings without which nothing comes in."""
+        name = endpoint.spec.interface_name or ""
+        for setting in ("ipv4/conf/{}/proxy_arp", "ipv4/conf/{}/forwarding"):
+            self._node.sysctl(f"net/{setting.format(name)}", "1")
+        for setting in ("proxy_ndp", "forwarding"):
+            self._node.sysctl(f"net/ipv6/conf/{name}/{setting}", "1")
+        ifindex = self._node.link(name).ifindex
+        for cidr in endpoint.spec.ip_networks:
+            self._node.socket.execute(replace_route(device_route(cidr, ifindex, protocol=3)))
+
+    def trouble(self) -> str:
+        return self.said_trouble
 
     async def confirm(self, key: ResourceKey, revision: int) -> None:
         self.confirmed[key] = revision
@@ -104,10 +122,14 @@ class AgentNode:
         self.socket_path = folder / "cni.sock"
         self.bin_dir = folder / "bin"
         self.datastore = seeded_datastore()
-        self.programmer = RecordingProgrammer()
+        self.programmer = RecordingProgrammer(node)
+        self.lib_dir = folder / "lib"
         self.ipam = IpamClient(self.datastore)
         self.agent = Agent(
-            self.programmer, EndpointStore(self.datastore, facts), Addresses(self.ipam)
+            self.programmer,
+            EndpointStore(self.datastore, facts),
+            Addresses(self.ipam),
+            lib_dir=self.lib_dir,
         )
         install.install(
             self.bin_dir,

@@ -35,7 +35,8 @@ def parse(conf=None, args=""):
 def test_defaults():
     conf = parse()
     assert (conf.ipam.assign_ipv4, conf.ipam.assign_ipv6) == (True, False)
-    assert (conf.mtu_bytes, conf.default_routes, conf.allow_ip_forwarding) == (0, True, False)
+    assert (conf.node.mtu_bytes, conf.node.num_queues, conf.allow_ip_forwarding) == (0, 1, False)
+    assert conf.routes == ("0.0.0.0/0", "::/0")
 
 
 def test_booleans_may_be_strings_as_calico_writes_them():
@@ -47,9 +48,9 @@ def test_booleans_may_be_strings_as_calico_writes_them():
 
 def test_member_names_match_without_case():
     conf = parse({"MTU": 1400, "runtimeconfig": {"IPs": ["10.0.0.1/24"], "Mac": "02:0:0:0:0:1"}})
-    assert conf.mtu_bytes == 1400
+    assert conf.node.mtu_bytes == 1400
     assert conf.addresses == ("10.0.0.1",)
-    assert conf.mac == "02:0:0:0:0:1"
+    assert conf.mac == "02:00:00:00:00:01"
 
 
 def test_addresses_and_labels_in_every_place_a_runtime_puts_them():
