@@ -244,15 +244,21 @@ def uplink_mtu(host: NetlinkSocket) -> int:
 def delete_in_pod(netns: str, ifname: str) -> bool:
     """Remove the pair from the pod's side. False when namespace or interface are gone already.
 
-    From this side no other pod's wire can be hit: a late DEL never sees its successor's (W3). A
-    namespace that is the host's own holds no pod's end: its interfaces are left alone."""
+    From this side no other pod's wire can be hit: a late DEL never sees its successor's (W3). What
+    is no wire of ours is left alone and counts as gone: another plugin's interface of that name, and
+    every interface of the host's own namespace."""
     if not netns or not Path(netns).exists() or is_own_namespace(netns):
         return False
 
     def remove() -> bool:
         with NetlinkSocket() as pod:
-            return _delete(pod, ifname)
+            link = _find(pod, ifname)
+            return link is not None and _is_ours(host, link) and _delete(pod, link.ifindex)
 
+    try:
+        host = NetlinkSocket()
+    except ProgrammingFailed as err:
+        raise CniError(Code.NETWORKING_FAILED, "failed to delete the interface", str(err)) from err
     try:
         return run_in_namespace(netns, remove)
     except ProgrammingFailed as err:
@@ -260,6 +266,20 @@ def delete_in_pod(netns: str, ifname: str) -> bool:
             # The runtime may unmount the namespace at any moment; then the wire is gone as well.
             return False
         raise CniError(Code.NETWORKING_FAILED, "failed to delete the interface", str(err)) from err
+    finally:
+        host.close()
+
+
+def _is_ours(host: NetlinkSocket, pod_end: Link) -> bool:
+    """By its other end: a veth's in the host's namespace, which has our MAC."""
+    if pod_end.kind != "veth":
+        return False
+    try:
+        return host.query_one(get_link(pod_end.peer_ifindex)).mac == HOST_MAC
+    except ProgrammingFailed as err:
+        if err.errno in _IFINDEX_GONE:
+            return False
+        raise
 
 
 def delete_on_host(host_name: str) -> bool:
@@ -271,9 +291,9 @@ def delete_on_host(host_name: str) -> bool:
         raise CniError(Code.NETWORKING_FAILED, "failed to delete the interface", str(err)) from err
 
 
-def _delete(sock: NetlinkSocket, name: str) -> bool:
+def _delete(sock: NetlinkSocket, link: int | str) -> bool:
     try:
-        sock.execute(delete_link(name))
+        sock.execute(delete_link(link))
     except ProgrammingFailed as err:
         if err.errno in _IFINDEX_GONE:
             return False
