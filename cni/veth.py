@@ -245,8 +245,8 @@ def delete_in_pod(netns: str, ifname: str) -> bool:
     """Remove the pair from the pod's side. False when namespace or interface are gone already.
 
     From this side no other pod's wire can be hit: a late DEL never sees its successor's (W3). What
-    is no wire of ours is left alone and counts as gone: another plugin's interface of that name, and
-    every interface of the host's own namespace."""
+    is no wire of ours is left alone and counts as gone: another plugin's interface, and every
+    interface of the host's own namespace."""
     if not netns or not Path(netns).exists() or is_own_namespace(netns):
         return False
 

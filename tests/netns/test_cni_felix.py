@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.cni_list import NetworkList, PluginFailed
 from tests.support.cni_felix import POD_CIDRS, CniNode
+from tests.support.cni_list import NetworkList, PluginFailed
 from tests.support.netns import (
     Namespace,
     NamespaceSet,

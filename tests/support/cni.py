@@ -50,7 +50,8 @@ CONF: dict[str, Any] = {
 class RecordingProgrammer:
     """Satisfies cni.ports; keeps what is programmed, and fails or hangs on request."""
 
-    def __init__(self, node: Namespace) -> None:
+    def __init__(self, node: Namespace | None = None) -> None:
+        """Without a node there is no kernel behind it."""
         self._node = node
         self.programmed: dict[ResourceKey, WorkloadEndpoint] = {}
         self.confirmed: dict[ResourceKey, int] = {}
@@ -73,19 +74,20 @@ class RecordingProgrammer:
         if self.refuse_next:
             self.refuse_next = False
             raise ProgrammingFailed("program endpoint", key.name, 22, "refused by the test")
-        await asyncio.to_thread(self._connect, endpoint)
+        if self._node is not None:
+            await asyncio.to_thread(self._connect, self._node, endpoint)
         self.programmed[key] = endpoint
 
-    def _connect(self, endpoint: WorkloadEndpoint) -> None:
+    def _connect(self, node: Namespace, endpoint: WorkloadEndpoint) -> None:
         """What felix adds to a wire: routes, and the settings without which nothing comes in."""
         name = endpoint.spec.interface_name or ""
         for setting in ("ipv4/conf/{}/proxy_arp", "ipv4/conf/{}/forwarding"):
-            self._node.sysctl(f"net/{setting.format(name)}", "1")
+            node.sysctl(f"net/{setting.format(name)}", "1")
         for setting in ("proxy_ndp", "forwarding"):
-            self._node.sysctl(f"net/ipv6/conf/{name}/{setting}", "1")
-        ifindex = self._node.link(name).ifindex
+            node.sysctl(f"net/ipv6/conf/{name}/{setting}", "1")
+        ifindex = node.link(name).ifindex
         for cidr in endpoint.spec.ip_networks:
-            self._node.socket.execute(replace_route(device_route(cidr, ifindex, protocol=3)))
+            node.socket.execute(replace_route(device_route(cidr, ifindex, protocol=3)))
 
     def trouble(self) -> str:
         return self.said_trouble
