@@ -40,7 +40,7 @@ class Standing(enum.Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
     """One assigned address. `owners`: who names it (K1); `borrowed`: its node is not the block's
-    owner."""
+    owner; `is_shared`: a second party holds it too (live migration)."""
 
     address: Address
     block: str
@@ -49,6 +49,7 @@ class Allocation:
     attributes: Mapping[str, str] = field(default_factory=dict)
     sequence_number: int = 0
     borrowed: bool = False
+    is_shared: bool = False
     owners: tuple[str, ...] = ()
 
     @property
@@ -77,10 +78,10 @@ def owners_of(
     for endpoint in endpoints:
         if endpoint.spec.node in present:
             name = f"{endpoint.metadata.namespace}/{endpoint.metadata.name}"
-            for address in _addresses(endpoint.spec.ip_networks):
+            for address in addresses_in(endpoint.spec.ip_networks):
                 found.setdefault(address, []).append(f"WorkloadEndpoint({name})")
     for node in present.values():
-        for address in _addresses(tunnel_addresses(node)):
+        for address in addresses_in(tunnel_addresses(node)):
             found.setdefault(address, []).append(f"Node({node.metadata.name})")
     return {address: tuple(names) for address, names in found.items()}
 
@@ -96,7 +97,8 @@ def tunnel_addresses(node: Node) -> tuple[str, ...]:
     return tuple(text for text in texts if text)
 
 
-def _addresses(texts: Iterable[str]) -> Iterator[Address]:
+def addresses_in(texts: Iterable[str]) -> Iterator[Address]:
+    """The addresses of an endpoint's networks."""
     for text in texts:
         try:
             yield parse_cidr_or_ip(text).network_address
@@ -130,6 +132,7 @@ def _allocation(
         attributes=attribute.secondary,
         sequence_number=block.sequence_number_for_allocation.get(str(ordinal), 0),
         borrowed=node is not None and block.affinity is not None and block.host != node,
+        is_shared=bool(attribute.alternate_owner_attrs),
         owners=named,
     )
 
@@ -174,7 +177,7 @@ class LeakTracker:
     """Remembers since when an assignment looks leaked (K2). `now` in monotonic seconds."""
 
     def __init__(self, grace_s: float) -> None:
-        self._grace_s = grace_s
+        self.grace_s = grace_s
         self._since: dict[tuple[Address, int], float] = {}
 
     def observe(self, allocations: Iterable[Allocation], now: float) -> list[Allocation]:
@@ -186,7 +189,7 @@ class LeakTracker:
             if allocation.standing is Standing.LEAKED
         }
         self._since = {key: self._since.get(key, now) for key in leaked}
-        return [a for key, a in leaked.items() if now - self._since[key] >= self._grace_s]
+        return [a for key, a in leaked.items() if now - self._since[key] >= self.grace_s]
 
     def dump(self) -> dict[str, object]:
         """Suspects and since when."""

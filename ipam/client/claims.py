@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ipam import blocks
 from ipam.affinity import (
     CONFIRMED,
     Claim,
@@ -29,7 +30,7 @@ from ipam.client.records import Change, Records, versioned
 from ipam.errors import RetriesExhausted
 from ipam.requests import HostReserved
 from libcalico.datastore.api import KeyValue
-from libcalico.errors import DatastoreUnavailable
+from libcalico.errors import AffinityLost, DatastoreUnavailable
 from libcalico.model.ipam import Block, BlockAffinity
 from libcalico.model.keys import BlockKey
 from libcalico.runtime import log
@@ -198,6 +199,20 @@ class Claims:
         deleted = await self._records.commit([_block(block.cidr, Pair(block=now), None)])
         self._lanes.forget_view(block.cidr)
         return deleted.succeeded
+
+    async def disown(self, owner: Owner, cidr: str) -> None:
+        """End the ownership of a block whose affinity key is missing: an empty one is deleted,
+        another stays without an owner. Errors: AffinityLost when it is not so (any more)."""
+        pair = await self._read(owner, cidr)
+        block = pair.block.value
+        if pair.affinity.value is not None or block is None or block.affinity != str(owner):
+            raise AffinityLost(f"block {cidr} is not one of {owner} without a key")
+        after = None if blocks.is_empty(block) else blocks.without_affinity(block)
+        absent = Change(owner.key(cidr), 0, keep=True)
+        if not (await self._records.commit([absent, _block(cidr, pair, after)])).succeeded:
+            raise AffinityLost(f"block {cidr} was written meanwhile")
+        self._forget(owner, cidr)
+        LOG.info("block without an affinity key given back", cidr=cidr, node=owner.host)
 
     def _forget(self, owner: Owner, cidr: str) -> None:
         self._hosts.note(owner, cidr, Versioned())

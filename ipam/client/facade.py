@@ -6,12 +6,13 @@ per process and datastore: requests of one process share writes only through one
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from ipam.affinity import Versioned
 from ipam.client.affinities import AffinityClient
 from ipam.client.assign import Assigner
 from ipam.client.claims import Claims
+from ipam.client.collector import Collector
 from ipam.client.hosts import Hosts
 from ipam.client.lane import Context, Lanes
 from ipam.client.parts import Parts
@@ -43,7 +44,7 @@ class IpamClient:
         lanes = Lanes(Context(self.records, clock))
         hosts = Hosts(self.records, clock)
         parts = Parts(lanes, hosts, Claims(lanes, hosts), self.source)
-        self._lanes = lanes
+        self._parts, self._lanes = parts, lanes
         self._assigner = Assigner(parts)
         self._releaser = Releaser(parts)
         self.affinities = AffinityClient(parts, self._assigner)
@@ -99,6 +100,10 @@ class IpamClient:
             listed: Iterable[Versioned[Block]] = (await self.records.blocks(version)).values()
             found += [record.value for record in listed if record.value is not None]
         return found
+
+    def collector(self, may_write: Callable[[], bool] = lambda: True) -> Collector:
+        """What finds and gives back garbage; `may_write` is asked before each step."""
+        return Collector(self._parts, self._releaser, may_write)
 
     def dump(self) -> dict[str, object]:
         """State for the debug endpoint, with the counts of round trips."""

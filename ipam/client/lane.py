@@ -36,7 +36,7 @@ from ipam.errors import HandleLimitReached, RetriesExhausted
 from libcalico.datastore.api import KeyValue
 from libcalico.errors import AffinityLost, DatastoreUnavailable, SuiteError
 from libcalico.model.ipam import Block, Handle
-from libcalico.model.keys import BlockAffinityKey, BlockKey, HandleKey
+from libcalico.model.keys import BlockKey, HandleKey, Key
 from libcalico.runtime import log
 from libcalico.runtime.clock import Clock
 
@@ -61,9 +61,10 @@ class GuardLost(AffinityLost):
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """An affinity key that must still stand as it was read when the block is written (A3)."""
+    """A key that must still stand as it was read when the block is written: an affinity (A3), or
+    with `mod_revision` 0 a Node that must not exist."""
 
-    key: BlockAffinityKey
+    key: Key
     mod_revision: int
 
 
@@ -367,11 +368,10 @@ class _Round:
             elif isinstance(key, BlockKey):
                 self._see(versioned(key, kv, Block))
             elif (kv.mod_revision if kv else 0) != change.mod_revision:
-                assert isinstance(key, BlockAffinityKey)
                 lost.add(Guard(key, change.mod_revision))
         for ticket in self._open():
             if ticket.terms.guard in lost:
-                ticket.outcome = GuardLost(f"the affinity of block {self._lane.cidr} has changed")
+                ticket.outcome = GuardLost(f"what guards block {self._lane.cidr} has changed")
         self._conflicts += 1
         if self._conflicts >= MAX_CONFLICTS:
             raise RetriesExhausted

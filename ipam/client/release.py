@@ -22,7 +22,7 @@ from ipam.affinity import HOST, Versioned, owner_of
 from ipam.batch import ReleaseHandle, ReleaseMany
 from ipam.blocks import ReleaseEffect, network_of_block
 from ipam.client.fanout import for_each
-from ipam.client.lane import Served, Terms
+from ipam.client.lane import Guard, Served, Terms
 from ipam.client.parts import Parts
 from ipam.client.source import Facts
 from ipam.errors import AddressInCooldown, AddressUnassigned
@@ -54,13 +54,20 @@ class Releaser:
 
     # ---- by address ----------------------------------------------------------------------------
 
-    async def release(self, requests: Iterable[Release]) -> Released:
-        """See `IpamClient.release_ips`."""
-        facts = await self._parts.source.facts()
+    async def release(
+        self,
+        requests: Iterable[Release],
+        *,
+        guard: Guard | None = None,
+        facts: Facts | None = None,
+    ) -> Released:
+        """See `IpamClient.release_ips`. With a guard nothing is written once that has changed;
+        `facts`: what the caller has read a moment ago."""
+        facts = facts or await self._parts.source.facts()
         groups = await self._group(tuple(requests), facts)
 
         async def serve(group: _Group) -> Released:
-            return await self._release_group(group, facts)
+            return await self._release_group(group, facts, guard)
 
         parts = await for_each(serve, groups)
         return Released(
@@ -69,11 +76,11 @@ class Releaser:
             failed=tuple(f for part in parts for f in part.failed),
         )
 
-    async def _release_group(self, group: _Group, facts: Facts) -> Released:
+    async def _release_group(self, group: _Group, facts: Facts, guard: Guard | None) -> Released:
         if group.cidr is None:
             return Released(unallocated=tuple(r.address for r in group.requests))
         try:
-            served = await self._submit(group.cidr, ReleaseMany(group.requests), facts)
+            served = await self._submit(group.cidr, ReleaseMany(group.requests), facts, guard)
         except SuiteError as err:
             return Released(failed=tuple(Failure(request, err) for request in group.requests))
         effect = served.value
@@ -145,9 +152,13 @@ class Releaser:
     # ---- both ----------------------------------------------------------------------------------
 
     async def _submit(
-        self, cidr: str, operation: ReleaseMany | ReleaseHandle, facts: Facts
+        self,
+        cidr: str,
+        operation: ReleaseMany | ReleaseHandle,
+        facts: Facts,
+        guard: Guard | None = None,
     ) -> Served:
-        terms = Terms(cooldown_s=facts.config.ip_cooldown_seconds)
+        terms = Terms(cooldown_s=facts.config.ip_cooldown_seconds, guard=guard)
         served = await self._parts.lanes.of(cidr).submit(operation, terms)
         if served.block is not None:
             try:
