@@ -7,7 +7,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 PYTEST := $(BIN)/pytest -q
-CODE := libcalico ipam felix bgp confd cni typha calicoctl deploy tests
+CODE := libcalico ipam felix bgp confd cni typha controllers calicoctl deploy tests
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'

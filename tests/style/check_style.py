@@ -16,7 +16,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RATCHET = Path(__file__).with_name("ratchet.json")
-PACKAGES = ("libcalico", "ipam", "felix", "bgp", "confd", "cni", "typha", "calicoctl")
+PACKAGES = (
+    "libcalico",
+    "ipam",
+    "felix",
+    "bgp",
+    "confd",
+    "cni",
+    "typha",
+    "controllers",
+    "calicoctl",
+)
 MODULE_LINES, FUNCTION_LINES, PARAMETERS, NESTING = 800, 70, 5, 3
 BAD_MODULE_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "base"}
 Finding = tuple[str, str]

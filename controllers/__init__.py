@@ -1,0 +1,1 @@
+"""The controllers: what one instance in the cluster does for all. See DESIGN.md."""
