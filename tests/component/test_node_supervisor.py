@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from calicoctl.node import supervisor as module
 from calicoctl.node.supervisor import Daemon, Supervisor
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 15.0
 # Every child notes what happens to it in a file, one line each.
-CHILD = """
+HANDLERS = """
 import os, signal, sys, time
 def note(text):
     with open(sys.argv[1], "a") as out:
@@ -28,10 +29,10 @@ def on(number, frame):
     note(signal.Signals(number).name)
 for name in ("SIGHUP", "SIGUSR1"):
     signal.signal(getattr(signal, name), on)
-note(f"start {os.getpid()}")
 """
+CHILD = HANDLERS + 'note(f"start {os.getpid()}")\n'
 RUN = CHILD + "while True: time.sleep(60)\n"
-STUBBORN = CHILD + "signal.signal(signal.SIGTERM, on)\nwhile True: time.sleep(60)\n"
+STUBBORN = HANDLERS + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + RUN
 
 
 def daemon(journal: Path, body: str = RUN, name: str = "demo") -> Daemon:
@@ -72,7 +73,18 @@ async def running(supervisor: Supervisor) -> AsyncIterator[None]:
             await task
 
 
-async def test_every_daemon_runs_and_all_end_on_stop(tmp_path: Path):
+def waits(caplog: pytest.LogCaptureFixture) -> list[float]:
+    """What the supervisor waited before each new start."""
+    ended = [r for r in caplog.records if r.getMessage() == "daemon ended"]
+    return [r.fields["wait_s"] for r in ended]  # type: ignore[attr-defined]
+
+
+KILLING = "killing what did not end in time"
+
+
+async def test_every_daemon_runs_and_all_end_on_stop(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     journals = [tmp_path / name for name in ("a", "b")]
     supervisor = Supervisor([daemon(journal, name=journal.name) for journal in journals])
     async with running(supervisor):
@@ -81,14 +93,27 @@ async def test_every_daemon_runs_and_all_end_on_stop(tmp_path: Path):
         dump = supervisor.dump()
         assert {entry["pid"] for entry in dump.values()} == set(pids)  # type: ignore[index]
     assert not any(is_alive(pid) for pid in pids)
+    assert KILLING not in caplog.messages, "they were asked to end"
 
 
-async def test_what_dies_is_started_again_after_a_growing_wait(tmp_path: Path):
+async def test_what_dies_is_started_again_after_a_growing_wait(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     journal = tmp_path / "a"
     async with running(Supervisor([daemon(journal, CHILD + "sys.exit(1)")])):
-        began = time.monotonic()
         await until(lambda: len(starts(journal)) >= 3)
-        assert time.monotonic() - began > 1.0
+    first, second = waits(caplog)[:2]
+    assert 0.3 < first < 0.6 < second
+
+
+async def test_one_that_ran_for_a_while_is_waited_for_as_the_first_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "STABLE_AFTER_S", 0.0)
+    journal = tmp_path / "a"
+    async with running(Supervisor([daemon(journal, CHILD + "sys.exit(1)")])):
+        await until(lambda: len(starts(journal)) >= 4)
+    assert all(0.3 < wait < 0.6 for wait in waits(caplog)[:3])
 
 
 async def test_a_killed_daemon_comes_back(tmp_path: Path):
@@ -100,15 +125,24 @@ async def test_a_killed_daemon_comes_back(tmp_path: Path):
 
 
 async def test_exit_129_restarts_at_once_but_not_for_ever(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(module, "MOMENT_S", 60.0)  # however slowly Python starts
     journal = tmp_path / "a"
     async with running(Supervisor([daemon(journal, CHILD + "sys.exit(129)")])):
         await until(lambda: len(starts(journal)) >= 4)
-    ended = [r for r in caplog.records if r.getMessage() == "daemon ended"]
-    waits = [r.fields["wait_s"] for r in ended]  # type: ignore[attr-defined]
-    assert waits[0] == 0.0
-    assert all(wait > 0.3 for wait in waits[1:])
+    assert waits(caplog)[0] == 0.0
+    assert all(wait > 0.3 for wait in waits(caplog)[1:])
+
+
+async def test_exit_129_after_more_than_a_moment_restarts_at_once_each_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "MOMENT_S", 0.0)
+    journal = tmp_path / "a"
+    async with running(Supervisor([daemon(journal, CHILD + "sys.exit(129)")])):
+        await until(lambda: len(starts(journal)) >= 4)
+    assert waits(caplog)[:3] == [0.0] * 3
 
 
 async def test_hup_and_usr1_reach_every_daemon(tmp_path: Path):
@@ -140,13 +174,15 @@ async def test_a_daemon_that_does_not_handle_signals_yet_is_not_ended_by_them(tm
     assert len(set(starts(journal))) == 1
 
 
-async def test_a_daemon_that_does_not_end_is_killed(tmp_path: Path):
+async def test_a_daemon_that_does_not_end_is_killed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     journal = tmp_path / "a"
     supervisor = Supervisor([daemon(journal, STUBBORN)], grace_s=0.3)
     async with running(supervisor):
         await until(lambda: starts(journal))
         pid = starts(journal)[0]
-    assert lines(journal)[-1] == "SIGTERM"
+    assert KILLING in caplog.messages
     assert not is_alive(pid)
 
 
