@@ -34,6 +34,7 @@ from libcalico.model.keys import BlockAffinityKey, key_of, path_of
 from libcalico.model.meta import ObjectMeta
 from libcalico.model.node import NodeBGPSpec, NodeSpec
 from libcalico.model.speaker import SpeakerConfig
+from libcalico.runtime.notify import Notifier
 from libcalico.syncer.api import SyncStatus, Update
 from libcalico.testing.etcd import EtcdCluster
 from tests.support.etcd import ClusterFactory
@@ -181,6 +182,41 @@ async def test_what_changes_during_a_pass_belongs_to_the_next(view, tmp_path):
     secret.write_text("secret")
     assert await confd.render_aside()
     assert "10.65.9.0/26" in speaker.read_text()
+
+
+class Asked(Confd):
+    """Counts how often the loop wanted to know whether it may render."""
+
+    asked = 0
+
+    @property
+    def is_in_sync(self) -> bool:
+        self.asked += 1
+        return super().is_in_sync
+
+
+async def test_nothing_is_written_before_the_view_is_in_sync(tmp_path):
+    view, changed = DatastoreView(), asyncio.Event()
+    sink = ChangeSink(view, changed)
+    confd = Asked(view, NodeIdentity("a"), Options(), environment(tmp_path))
+    loop = asyncio.ensure_future(daemon._for_ever(confd, changed, Notifier({})))
+    sink.on_updates([Update(key_of(resource), resource, 1) for resource in RESOURCES[:2]])
+    await until(lambda: confd.asked > 0)
+    sink.on_updates([Update(key_of(RESOURCES[2]), RESOURCES[2], 1)])
+    asked = confd.asked
+    await until(lambda: confd.asked > asked)
+    assert confd.counters.passes == 0
+    sink.on_status(SyncStatus.IN_SYNC)
+    await until(files(tmp_path)[1].exists)
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
 
 
 def test_an_invalid_object_is_warned_of_once_and_the_others_are_rendered(tmp_path, caplog):
