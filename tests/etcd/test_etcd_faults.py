@@ -244,7 +244,7 @@ async def write_once(store: EtcdDatastore, number: int) -> None:
     raise AssertionError(f"could not write {number}")
 
 
-async def test_reads_and_writes_go_on_with_one_member_down(
+async def test_reads_writes_and_watches_go_on_with_one_member_down(
     etcd_cluster_factory: ClusterFactory, open_store: Open
 ):
     cluster = etcd_cluster_factory(size=3)
@@ -253,6 +253,9 @@ async def test_reads_and_writes_go_on_with_one_member_down(
     await asyncio.to_thread(follower.kill)
     for _ in range(6):  # each client starts at a member of its own choice
         store = open_store(cluster.endpoints)
+        batches = store.watch("/t/", await open_store(cluster.endpoints).put(A, b"1"))
+        assert (await collect(batches, 1))[0].kv.value == b"1"
+        await batches.aclose()
         await store.put(A, b"1")
         assert (await store.get(A)) is not None
 

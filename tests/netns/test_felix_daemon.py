@@ -195,12 +195,12 @@ def test_a_killed_felix_is_not_missed_and_its_successor_rewrites_nothing(node, t
     assert node.stop(signal.SIGKILL) != 0
     node.start()
     node.wait_ready()
+    assert flow.lost() == 0
     events = [event for event in stream.read() if isinstance(event, RouteEvent)]
     written_routes = [event for event in events if event.route.protocol != PROTO_KERNEL]
     stream.close()
     monitor.terminate()
     written = monitor.communicate(timeout=10)[0]
-    assert flow.lost() == 0
     assert written_routes == []
     assert written == b"", "no transaction at all"
     assert (node.routes(), node.ruleset()) == (before, rules)

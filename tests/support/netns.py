@@ -205,7 +205,7 @@ def can_ping(namespace: Namespace, address: str, *, timeout_s: float = 1.0) -> b
 
 
 def eventually(
-    check: Callable[[], bool], *, timeout_s: float = 5.0, interval_s: float = 0.02
+    check: Callable[[], bool], *, timeout_s: float = 20.0, interval_s: float = 0.02
 ) -> bool:
     """Poll until `check` is true; False when it never was before the deadline."""
     deadline = time.monotonic() + timeout_s
