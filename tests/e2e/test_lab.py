@@ -16,6 +16,7 @@ from deploy.lab import demo, pods, shell
 from deploy.lab.cluster import Cluster, up
 from deploy.lab.shell import LabError, wait_until
 from deploy.lab.topology import Options
+from libcalico.runtime import unixsocket
 from tests.support.flow import Flow
 
 ALLOW_FRONTEND = demo.POLICY.encode()
@@ -135,27 +136,35 @@ def command_of(pid: int) -> str:
         return ""
 
 
+def rules(lab: Cluster) -> set[tuple[str, int]]:
+    """Chain and handle of every rule of node1: another handle is another rule."""
+    listed = json.loads(node_output(lab, "node1", "nft", "-j", "list", "table", "inet", "calico"))
+    return {
+        (entry["rule"]["chain"], entry["rule"]["handle"])
+        for entry in listed["nftables"]
+        if "rule" in entry
+    }
+
+
+def routes(lab: Cluster) -> set[str]:
+    return set(node_output(lab, "node1", "ip", "route").splitlines())
+
+
+def sessions(lab: Cluster) -> dict[str, float]:
+    """Neighbour of node1 -> since when its session has been what it is."""
+    control = lab.state.node_directory("node1") / "run/bgp/control.sock"
+    answer = unixsocket.ask(control, {"command": "peers"}, timeout_s=5)
+    return {peer["address"]: peer["since"] for peer in answer["peers"]}
+
+
 def test_a_restart_rewrites_nothing_that_is_right(lab, web):
-    def chains() -> set[tuple[str, int]]:
-        listed = json.loads(
-            node_output(lab, "node1", "nft", "-j", "list", "table", "inet", "calico")
-        )
-        return {
-            (entry["rule"]["chain"], entry["rule"]["handle"])
-            for entry in listed["nftables"]
-            if "rule" in entry
-        }
-
-    def routes() -> set[str]:
-        return set(node_output(lab, "node1", "ip", "route").splitlines())
-
     apply(lab)
     try:
         assert eventually(lambda: not http(lab, "other", web))
-        before = chains(), routes()
+        before = rules(lab), routes(lab)
         assert before[0]
         lab.restart_node("node1", kill=True)
-        assert eventually(lambda: (chains(), routes()) == before), (chains(), routes(), before)
+        assert eventually(lambda: (rules(lab), routes(lab)) == before), (rules(lab), routes(lab))
         assert not http(lab, "other", web)
     finally:
         remove_policy(lab)
@@ -196,12 +205,15 @@ def test_etcd_may_go_away_and_come_back(lab, web, start_flow):
     apply(lab)
     try:
         assert eventually(lambda: not http(lab, "other", web))
+        lab.wait_sessions()
         flow = start_flow("other", lab.state.pods["frontend"].ips[0])
+        before = rules(lab), routes(lab), sessions(lab)
         lab.stop("etcd", grace_s=0)
         assert http(lab, "frontend", web)
         assert not http(lab, "other", web)
         lab.start_etcd()
         assert flow.lost() == 0
+        assert (rules(lab), routes(lab), sessions(lab)) == before
     finally:
         remove_policy(lab)
     assert eventually(lambda: http(lab, "other", web), timeout_s=40)

@@ -122,14 +122,15 @@ class BgpNode(abc.ABC):
         self._end("kill")
 
     def stop(self) -> None:
-        """SIGTERM, and wait."""
-        self._end("terminate")
+        """SIGTERM: an orderly end."""
+        assert self._end("terminate") == 0, self.log()
 
-    def _end(self, how: str) -> None:
+    def _end(self, how: str) -> int:
         assert self.process is not None, "start first"
         getattr(self.process, how)()
-        self.process.wait(timeout=PATIENCE_S)
+        code = self.process.wait(timeout=PATIENCE_S)
         self.process = None
+        return code
 
     def close(self) -> None:
         if self.process is not None:
