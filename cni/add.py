@@ -28,7 +28,7 @@ from cni.netconf import NetConf
 from cni.ports import EndpointProgrammer, HostSettings
 from cni.results import Interface, IPConfig, Result, RouteConfig
 from cni.skel import CniError, Code, Request
-from cni.threads import both, in_thread
+from cni.threads import both, in_thread, to_the_end
 from cni.veth import HOST_MAC, PodWire, host_cidr
 from libcalico.errors import AlreadyExists, Conflict, NotFound, SuiteError
 from libcalico.model import WorkloadEndpoint
@@ -172,13 +172,13 @@ class AddOperation:
             recorded = Recorded(workload, endpoint, asked.existing)
             made = await self._make(wire, wired, recorded)
         except (AlreadyExists, Conflict, NotFound) as err:
-            await _undo_all(undo, workload)
+            await to_the_end(_undo_all(undo, workload))
             said = "another request for the same pod came first"
             if isinstance(err, NotFound):
                 said = "something the pod needs is gone from the datastore"
             raise CniError(Code.TRY_AGAIN_LATER, said, str(err)) from err
         except BaseException:
-            await asyncio.shield(asyncio.ensure_future(_undo_all(undo, workload)))
+            await to_the_end(_undo_all(undo, workload))
             raise
         LOG.info(
             "pod connected",

@@ -36,6 +36,7 @@ from cni.replay import Replayer
 from cni.results import Result
 from cni.skel import Answer, CniError, Code, Invocation, Request, Verb
 from cni.status import StatusOperation
+from cni.threads import to_the_end
 from cni.wire import RequestReader, pack_answer
 from libcalico.errors import (
     Exhausted,
@@ -131,7 +132,7 @@ class Agent:
             hangup.cancel()
             if not work.done():
                 work.cancel()
-                await asyncio.wait({work})
+                await to_the_end(asyncio.wait({work}))
         if not work.cancelled():
             writer.write(pack_answer(work.result()))
             await writer.drain()
@@ -215,6 +216,7 @@ class Agent:
             "answered": self.answered,
             "failed": self.failed,
             "busy_attachments": self._locks.busy(),
+            "waiting": self._locks.waiting(),
         }
 
 
@@ -265,6 +267,10 @@ class AttachmentLocks:
 
     def busy(self) -> int:
         return len(self._entries)
+
+    def waiting(self) -> int:
+        """Requests that wait for another one of their attachment."""
+        return sum(users - 1 for _, users in self._entries.values())
 
 
 def _unlink(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Kernel work beside the event loop, and two things at once of which neither may be left running.
+"""Kernel work beside the event loop, what must not be left half done, and two things at once.
 
 Layer: edge. Used by cni.add and cni.delete. The threads are the loop's executor's: felix gives it
 enough of them, because a wire's removal sits 20 ms in the kernel and pods that start must not queue
@@ -18,14 +18,23 @@ B = TypeVar("B")
 async def in_thread(work: Callable[[], A]) -> A:
     """Run `work` in a thread. A cancelled caller waits for its end all the same: what was made must
     be undone, and a thread cannot be stopped half way."""
-    running = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait({running})
+    return await to_the_end(asyncio.to_thread(work))
+
+
+async def to_the_end(work: Awaitable[A]) -> A:
+    """Run `work` to its end however often the caller is cancelled meanwhile; only then is it."""
+    running = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.wait({running})
+        except asyncio.CancelledError as err:
+            cancelled = err
+    if cancelled is not None:
         if not running.cancelled():
             running.exception()  # seen; what matters now is that it has ended
-        raise
+        raise cancelled
+    return running.result()
 
 
 async def both(first: Awaitable[A], second: Awaitable[B]) -> tuple[A, B]:
@@ -40,7 +49,7 @@ async def both(first: Awaitable[A], second: Awaitable[B]) -> tuple[A, B]:
         for task in unfinished:
             task.cancel()
         if unfinished:
-            await asyncio.wait(unfinished)
+            await to_the_end(asyncio.wait(unfinished))
     failures = [
         task.exception() for task in (one, other) if not task.cancelled() and task.exception()
     ]

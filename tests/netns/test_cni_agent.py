@@ -13,7 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from cni.veth import HOST_MAC
+from libcalico.errors import AlreadyExists
+from libcalico.model import WorkloadEndpoint
+from libcalico.model.codec import encode
+from libcalico.model.endpoints import WorkloadEndpointSpec
 from libcalico.model.keys import ResourceKey
+from libcalico.model.meta import ObjectMeta
+from libcalico.model.names import k8s_interface_name
 from tests.support.cni import CONF, AgentNode, agent_node
 from tests.support.netns import Namespace, NamespaceSet
 
@@ -35,6 +42,14 @@ def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 @pytest.fixture
 def pod(netns: NamespaceSet) -> Namespace:
     return netns.make("pod")
+
+
+async def until(condition) -> None:
+    for _ in range(4000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it never came true")
 
 
 async def add(agent: AgentNode, pod: Namespace, **arguments):
@@ -88,7 +103,8 @@ async def test_a_del_before_any_add_succeeds(node, pod, tmp_path):
         assert (await agent.call("DEL", CNI_NETNS="", CNI_ARGS=POD_ARGS))[0] == 0
 
 
-@pytest.mark.parametrize("netns_given", ["", "/run/netns/brn-no-such-namespace"])
+# The last is what stays of a namespace that was unmounted: the file it was mounted on.
+@pytest.mark.parametrize("netns_given", ["", "/run/netns/brn-no-such-namespace", "/etc/hostname"])
 async def test_a_del_with_a_vanished_namespace_succeeds(node, pod, tmp_path, netns_given):
     async with agent_node(node, tmp_path) as agent:
         assert (await add(agent, pod))[0] == 0
@@ -164,20 +180,61 @@ async def test_a_container_that_got_a_new_namespace_is_wired_anew(node, netns, t
         assert len([k for k in agent.datastore.contents() if "/handle/" in k]) == 1
 
 
-@pytest.mark.parametrize("failing", ["program", "wire", "record"])
+@pytest.mark.parametrize(
+    "failing",
+    ["program", "wire", "half a wire", "half a replaced wire", "record", "late record"],
+)
 async def test_an_add_that_fails_half_way_leaves_nothing(node, pod, tmp_path, failing):
+    conf = CONF
+    if "half" in failing:
+        # The pair can be made; IPv6 cannot be on a link of fewer than 1280 bytes.
+        conf = {**CONF, "mtu": 1000}
     async with agent_node(node, tmp_path) as agent:
         if failing == "program":
             agent.programmer.refuse_next = True
+            agent.datastore.slow_next(0.2, operations=["create"], prefix=ENDPOINTS)
         elif failing == "wire":
             pod.run("ip", "link", "add", "eth0", "type", "bridge")
-        else:
+        elif failing == "half a replaced wire":
+            dead = k8s_interface_name("prod", "web", prefix="cali")
+            ours = ("address", HOST_MAC, "type", "veth", "peer", "name", "gone")
+            node.run("ip", "link", "add", dead, *ours)
+        elif "record" in failing:
             agent.datastore.fail_next(operations=["create"], prefix=ENDPOINTS)
-        code, error = await add(agent, pod)
+        if failing == "late record":
+            agent.datastore.slow_next(0.2, operations=["create"], prefix=ENDPOINTS)
+        code, error = await add(agent, pod, conf=conf)
         assert code == 1
         assert error["code"] in (5, 11, 100)
         assert error["cniVersion"] == "1.0.0"
         assert agent.leftovers() == []
+
+
+async def test_an_undo_that_fails_does_not_keep_the_others_from_being_done(node, pod, tmp_path):
+    async with agent_node(node, tmp_path) as agent:
+        agent.programmer.refuse_next = agent.programmer.refuse_retract = True
+        code, error = await add(agent, pod)
+        assert (code, error["code"]) == (1, 5)
+        assert agent.leftovers() == []
+
+
+async def test_an_add_that_loses_a_race_leaves_the_winners_endpoint_alone(node, pod, tmp_path):
+    path = f"{ENDPOINTS}prod/{POD_KEY.name}"
+    winner = WorkloadEndpoint(
+        metadata=ObjectMeta(name=POD_KEY.name, namespace="prod"),
+        spec=WorkloadEndpointSpec(node="node-1", container_id="c2", interface_name="caliother"),
+    )
+    async with agent_node(node, tmp_path) as agent:
+        store = agent.datastore
+        store.hold_watches()
+        store.before_next(
+            lambda: store.seed({path: encode(winner)}), operations=["create"], prefix=ENDPOINTS
+        )
+        code, error = await add(agent, pod, CNI_CONTAINERID="c1")
+        assert (code, error["code"]) == (1, 11)
+        assert "came first" in error["msg"]
+        assert agent.leftovers() == [path], "the winner's record, nothing of the loser's"
+        assert store.contents()[path] == encode(winner)
 
 
 async def test_a_failed_add_leaves_other_peoples_interfaces_alone(node, pod, tmp_path):
@@ -204,6 +261,13 @@ async def test_a_second_network_of_a_pod_keeps_the_first_ones_default_route(node
         names = [entry["name"] for entry in result["interfaces"]]
         assert names[1] == "eth1"
         assert len({e.spec.interface_name for e in agent.programmer.programmed.values()}) == 2
+        code, _ = await agent.call(
+            "DEL", CNI_NETNS=pod.path, CNI_IFNAME="eth1", conf={**CONF, "name": "net2"}, **plain
+        )
+        assert code == 0
+        assert [e.spec.endpoint for e in agent.programmer.programmed.values()] == ["eth0"]
+        held = [k for k in agent.datastore.contents() if "/handle/" in k]
+        assert held == ["/calico/ipam/v2/handle/net.c1"]
 
 
 async def test_a_record_whose_answer_was_lost_is_cleaned_by_the_following_del(node, pod, tmp_path):
@@ -225,6 +289,61 @@ async def test_a_killed_client_is_rolled_back_before_the_del_that_follows(node, 
         code, _ = await agent.call("DEL", CNI_NETNS=pod.path, CNI_ARGS=POD_ARGS)
         assert code == 0
         assert agent.leftovers() == []
+
+
+@pytest.mark.parametrize("killed", ["at work", "while it is rolled back", "after a lost race"])
+async def test_a_del_waits_until_a_killed_add_is_rolled_back(node, pod, tmp_path, killed):
+    async with agent_node(node, tmp_path) as agent:
+        programmer = agent.programmer
+        programmer.hold_retract = asyncio.Event()
+        if killed == "at work":
+            programmer.hold = asyncio.Event()
+        elif killed == "after a lost race":
+            agent.datastore.fail_next(
+                operations=["create"], prefix=ENDPOINTS, error=AlreadyExists("another one")
+            )
+        else:
+            programmer.refuse_next = True
+        process = await agent.start("ADD", CNI_NETNS=pod.path, CNI_ARGS=POD_ARGS)
+        await (programmer.entered if killed == "at work" else programmer.retracting).wait()
+        process.kill()
+        await process.wait()
+        await programmer.retracting.wait()
+        deleting = asyncio.ensure_future(agent.call("DEL", CNI_NETNS=pod.path, CNI_ARGS=POD_ARGS))
+        await until(lambda: agent.agent.dump()["waiting"] or programmer.log.count("settings") > 1)
+        programmer.hold_retract.set()
+        assert (await deleting)[0] == 0
+        del_began = programmer.log.index("settings", 1)
+        assert "retracted" in programmer.log[:del_began], programmer.log
+        assert agent.leftovers() == []
+
+
+async def test_a_wire_on_its_way_is_waited_for_before_it_is_undone(node, pod, tmp_path):
+    # Opening a pipe that nobody writes to holds the thread that makes the wire.
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    async with agent_node(node, tmp_path) as agent:
+        programmer = agent.programmer
+        process = await agent.start("ADD", CNI_NETNS=str(pipe), CNI_ARGS=POD_ARGS)
+        await until(lambda: any("/handle/" in key for key in agent.datastore.contents()))
+        process.kill()
+        await process.wait()
+        deleting = asyncio.ensure_future(agent.call("DEL", CNI_NETNS=pod.path, CNI_ARGS=POD_ARGS))
+        await until(lambda: agent.agent.dump()["waiting"] or programmer.log.count("settings") > 1)
+        programmer.log.append("the pipe is opened")
+        os.close(os.open(pipe, os.O_WRONLY))
+        assert (await deleting)[0] == 0
+        assert programmer.log[:2] == ["settings", "the pipe is opened"]
+        assert agent.leftovers() == []
+
+
+async def test_an_agent_that_is_stopped_rolls_back_what_it_was_doing(node, pod, tmp_path):
+    async with agent_node(node, tmp_path) as agent:
+        agent.programmer.hold = asyncio.Event()
+        process = await agent.start("ADD", CNI_NETNS=pod.path, CNI_ARGS=POD_ARGS)
+        await agent.programmer.entered.wait()
+    assert agent.leftovers() == []
+    await process.communicate()
 
 
 async def test_an_add_before_in_sync_is_told_to_try_again(node, pod, tmp_path):
@@ -363,7 +482,7 @@ async def test_without_felix_an_add_waits_and_version_answers(tmp_path):
         tmp_path,
         None,
         socket_path=tmp_path / "absent.sock",
-        lib_dir=Path("/nonexistent"),
+        lib_dir=tmp_path / "lib",
         conflist=b"",
     )
     for verb, code in (("ADD", 11), ("CHECK", 11), ("STATUS", 50)):

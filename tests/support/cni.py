@@ -58,16 +58,24 @@ class RecordingProgrammer:
         self.ready = True
         self.said_trouble = ""
         self.refuse_next = False
+        self.refuse_retract = False
         self.hold: asyncio.Event | None = None
         self.entered = asyncio.Event()
+        self.hold_retract: asyncio.Event | None = None
+        self.retracting = asyncio.Event()
+        # What was asked, in order: each request begins with "settings".
+        self.log: list[str] = []
 
     def settings(self) -> HostSettings:
+        self.log.append("settings")
         return HostSettings(NODE, "cali", 1450, True)
 
     def is_ready(self) -> bool:
         return self.ready
 
     async def program(self, key: ResourceKey, endpoint: WorkloadEndpoint) -> None:
+        # As felix: what fails or is cancelled from here on stands until it is retracted.
+        self.programmed[key] = endpoint
         self.entered.set()
         if self.hold is not None:
             await self.hold.wait()
@@ -76,7 +84,6 @@ class RecordingProgrammer:
             raise ProgrammingFailed("program endpoint", key.name, 22, "refused by the test")
         if self._node is not None:
             await asyncio.to_thread(self._connect, self._node, endpoint)
-        self.programmed[key] = endpoint
 
     def _connect(self, node: Namespace, endpoint: WorkloadEndpoint) -> None:
         """What felix adds to a wire: routes, and the settings without which nothing comes in."""
@@ -96,7 +103,14 @@ class RecordingProgrammer:
         self.confirmed[key] = revision
 
     async def retract(self, key: ResourceKey) -> None:
+        self.log.append("retract")
+        self.retracting.set()
+        if self.hold_retract is not None:
+            await self.hold_retract.wait()
         self.programmed.pop(key, None)
+        if self.refuse_retract:
+            raise ProgrammingFailed("retract endpoint", key.name, 22, "refused by the test")
+        self.log.append("retracted")
 
     def endpoint_in_dataplane(self, key: ResourceKey) -> bool:
         return key in self.programmed
@@ -137,7 +151,7 @@ class AgentNode:
             self.bin_dir,
             None,
             socket_path=self.socket_path,
-            lib_dir=Path("/nonexistent"),
+            lib_dir=folder / "lib",
             conflist=b"",
         )
 
