@@ -140,6 +140,18 @@ def test_half_a_generation_is_not_taken(fabric: Fabric):
     ours.wait_established(late.v4)
 
 
+def test_what_only_a_new_process_can_take_over_ends_this_one_with_129(fabric: Fabric):
+    ours, (one, two, _) = three(fabric)
+    ours.wait_kernel("10.65.2.0/26", "via 10.99.0.2")
+    ours.settings = msgspec.structs.replace(ours.settings, listen_port=1790)
+    ours.configure(Neighbour(one.v4), Neighbour(two.v4))
+    assert ours.process is not None
+    assert ours.process.wait(timeout=PATIENCE_S) == 129
+    assert "proto bgp" in ours.kernel("10.65.2.0/26")
+    ours.start()
+    ours.wait_established(one.v4, two.v4)
+
+
 def test_many_signals_at_once_are_all_served(fabric: Fabric):
     ours, (one, two, late) = three(fabric)
     for _ in range(20):

@@ -112,6 +112,20 @@ async def test_a_partition_fails_calls_and_hangs_watches(store: MemoryDatastore)
     await batches.aclose()
 
 
+async def test_a_store_is_drained_when_its_watches_have_taken_everything(store: MemoryDatastore):
+    batches = store.watch("/t/", store.revision + 1)
+    waiting = asyncio.ensure_future(anext(batches))
+    await opened(store)
+    assert store.is_drained()
+    store.seed({A: b"1", "/t/b": b"2"})
+    assert not store.is_drained()
+    await waiting
+    assert not store.is_drained()
+    await anext(batches)
+    assert store.is_drained()
+    await batches.aclose()
+
+
 async def test_a_watch_compacted_behind_a_partition_expires(store: MemoryDatastore):
     batches = store.watch("/t/", store.revision + 1)
     waiting = asyncio.ensure_future(anext(batches))
