@@ -387,11 +387,16 @@ def test_a_malformed_object_in_etcd_costs_itself_alone(etcd: EtcdCluster, launch
         etcd.ctl("put", path_of(key_of(resource)), encode(resource).decode())
     for kind in ("bgppeers", "nodes", "bgpfilters", "ippools", "bgpconfigurations"):
         etcd.ctl("put", f"/calico/resources/v3/projectcalico.org/{kind}/broken", "{not json")
+    invalid = peer("invalid", peer_ip="here", as_number=65000)
+    etcd.ctl("put", path_of(key_of(invalid)), encode(invalid).decode())
     confd = launch(ETCD_ENDPOINTS=etcd.endpoints[0])
     exabgp, speaker = files(tmp_path)
     confd.until(speaker.exists)
     assert "198.51.100.1" in exabgp.read_text()
     assert confd.logged().count("a stored value does not parse") == 5
+    ignored = [line for line in confd.logged().splitlines() if "object is ignored" in line]
+    assert len(ignored) == 6
+    assert any("bgppeers/invalid" in line for line in ignored)
     assert confd.end() == 0
 
 

@@ -14,7 +14,6 @@ from libcalico.errors import ProgrammingFailed, Transient, ValidationError
 from libcalico.model import FelixConfiguration, FelixConfigurationSpec, ObjectMeta
 from libcalico.model.keys import ResourceKey, path_of
 from libcalico.netlink import device_route
-from libcalico.syncer.api import SyncStatus
 from libcalico.testing.fakenft_vm import Packet
 from libcalico.testing.kernel import FAULTS
 from tests.support import calc
@@ -136,6 +135,17 @@ async def test_a_datastore_that_goes_away_leaves_everything_and_comes_back_with_
         await world.until(lambda: world.routes() == {A, A6})
 
 
+async def test_a_list_after_a_compaction_takes_what_vanished_and_touches_nothing_else(world):
+    two_pods(world)
+    async with world.running():
+        await world.settled()
+        world.kernel.writes.clear()
+        await world.list_again(lambda: world.erase(workload("b", B)))
+        await world.until(lambda: world.routes() == {A, A6})
+        written = {write.key for write in world.kernel.writes}
+        assert not written & {A, A6}
+
+
 async def test_one_bad_object_does_not_stop_the_others(world):
     two_pods(world)
     path = path_of(workload("broken", A)[0])
@@ -206,14 +216,7 @@ async def test_a_programmed_endpoint_stands_through_a_re_list_and_falls_with_its
         key, endpoint = workload("n", "10.65.0.7/32")
         world.wire("n")
         await world.felix.programmer.program(key, endpoint)
-        resyncs = world.felix.syncer.stats.resyncs
-        world.datastore.partition()
-        world.store(workload("other", A), workload("more", B))
-        world.datastore.compact()
-        world.datastore.heal()  # the watch expires: only a list can help
-        await world.until(lambda: world.felix.syncer.stats.resyncs > resyncs)
-        await world.until(lambda: world.felix.syncer.status is SyncStatus.IN_SYNC)
-        await world.settled()
+        await world.list_again(lambda: world.store(workload("other", A)))
         assert "10.65.0.7/32" in world.routes(), "P1"
         world.kernel.connections["10.65.0.7"] = 3
         await world.felix.programmer.retract(key)

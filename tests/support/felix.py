@@ -23,6 +23,7 @@ from libcalico.model import ClusterInformation, ClusterInformationSpec, ObjectMe
 from libcalico.model.codec import encode
 from libcalico.model.keys import ResourceKey, path_of
 from libcalico.runtime.supervise import Process
+from libcalico.syncer.api import SyncStatus
 from libcalico.testing.datastore import MemoryDatastore
 from libcalico.testing.fakenft import FakeNft
 from libcalico.testing.kernel import FakeKernel
@@ -135,6 +136,19 @@ class FelixWorld:
             if asyncio.get_running_loop().time() > deadline:
                 raise AssertionError("it never came true")
             await asyncio.sleep(0.005)
+
+    async def list_again(self, change: Callable[[], object]) -> None:
+        """Make a change that no watch can tell of: what it had to tell is compacted."""
+        syncer = self.felix.syncer
+        resyncs = syncer.stats.resyncs
+        self.datastore.partition()
+        change()
+        self.store(cluster())
+        self.datastore.compact()
+        self.datastore.heal()
+        await self.until(lambda: syncer.stats.resyncs > resyncs)
+        await self.until(lambda: syncer.status is SyncStatus.IN_SYNC)
+        await self.settled()
 
     async def settled(self) -> None:
         """Everything the watches have announced so far has reached the kernel."""
