@@ -60,7 +60,8 @@ async def delete_node(ipam: IpamClient, name: str, *, mod_revision: int | None =
     endpoints = await _endpoints_on(store, name)
     addresses = [a for _, endpoint in endpoints for a in _addresses(endpoint.spec.ip_networks)]
     if kv is not None:
-        addresses += _addresses(tunnel_addresses(codec.decode_as(Node, key, kv.value, 0)))
+        for _, node in _decoded([kv], Node):
+            addresses += _addresses(tunnel_addresses(node))
     await _release_those_of(ipam, name, addresses)
     for tunnel in Tunnel:
         await ipam.tunnels.release(tunnel, name)
@@ -76,7 +77,8 @@ async def delete_node(ipam: IpamClient, name: str, *, mod_revision: int | None =
 async def delete_pool(
     ipam: IpamClient, name: str, *, mod_revision: int | None = None, clock: Clock = SYSTEM
 ) -> None:
-    """Delete an IPPool after giving up the affinities of its blocks.
+    """Delete an IPPool after giving up the affinities of its blocks. One that does not parse, or
+    whose CIDR does not, has none: nobody assigns from it.
 
     Errors: NotFound, RevisionConflict (`mod_revision`, or written while we worked)."""
     store = ipam.records.datastore
@@ -85,16 +87,22 @@ async def delete_pool(
     kv = await store.get(path)
     if kv is None:
         raise NotFound(identifier(key))
-    pool, unknown = codec.decode_preserving(key, kv.value, kv.mod_revision)
-    assert isinstance(pool, IPPool)
     revision = kv.mod_revision if mod_revision is None else mod_revision
+    try:
+        pool, unknown = codec.decode_preserving(key, kv.value, kv.mod_revision)
+        assert isinstance(pool, IPPool)
+        network = parse_cidr(pool.spec.cidr)
+    except (DecodeError, AddressError) as err:
+        LOG.warning("object does not parse, deleted alone", key=kv.key, error=err)
+        await store.delete(path, mod_revision=revision)
+        return
     if not pool.spec.disabled:
         spec = msgspec.structs.replace(pool.spec, disabled=True)
         disabled = msgspec.structs.replace(pool, spec=spec)
         value = codec.encode(disabled, unknown=unknown)
         revision = await store.update(path, value, revision)
     await clock.sleep(POOL_DISABLED_FOR_S)
-    await ipam.affinities.release_pool(parse_cidr(pool.spec.cidr))
+    await ipam.affinities.release_pool(network)
     await store.delete(path, mod_revision=revision)
 
 

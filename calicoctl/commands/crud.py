@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable, Sequence
 import click
 
 from calicoctl import kinds, options
-from calicoctl.load import Given
+from calicoctl.load import Given, placed
 from calicoctl.main import UsageProblem
-from calicoctl.results import CommandFailed, Outcome
+from calicoctl.results import Outcome
 from calicoctl.select import Source, from_files, from_names
-from calicoctl.session import Session, metadata_of, run
+from calicoctl.session import Session, run
 from libcalico.errors import AlreadyExists, NotFound, SuiteError
 from libcalico.model.defaults import with_defaults
 from libcalico.model.meta import Resource
@@ -70,7 +70,7 @@ async def _each(
         try:
             await operation(session, given.resource)
         except SuiteError as err:
-            outcome.errors.append(_placed(err, given))
+            outcome.errors.append(placed(err, given))
             if verb == "replace":
                 # Calico counts the failed object as handled here, and stops (6.5).
                 outcome.handled += 1
@@ -183,15 +183,7 @@ def validate(filename: str, recursive: bool, skip_empty: bool, config: str, name
         try:
             validate_resource(with_defaults(entry.resource))
         except SuiteError as err:
-            outcome.errors.append(_placed(err, entry))
+            outcome.errors.append(placed(err, entry))
         else:
             outcome.handled += 1
     _report(outcome)
-
-
-def _placed(error: SuiteError, given: Given) -> SuiteError:
-    """The error with its object and document behind it, where there are several."""
-    if not given.place:
-        return error
-    named = f"{given.resource.kind}({metadata_of(given.resource).name})"
-    return CommandFailed(f"{str(error).rstrip()} ({named}, {given.place})")

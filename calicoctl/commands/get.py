@@ -1,7 +1,8 @@
 """get: objects by kind and name, or those a file names, in any output format.
 
 Layer: edge. What is found is printed even when something else is missing; every error is a line on
-stderr and makes the exit code 1 (datamodel 6.5, 6.6).
+stderr and makes the exit code 1 (datamodel 6.5, 6.6). A stored value that does not parse is left
+out of a list with a warning on stderr: the daemons treat it as absent, and who looks must hear so.
 """
 
 from __future__ import annotations
@@ -132,6 +133,8 @@ async def _query(
 ) -> Result:
     if not name:
         listed = await session.resources.list(kind.kind, namespace)
+        for err in listed.skipped:
+            click.echo(f"warning: {err.key} is skipped, it does not parse: {err.reason}", err=True)
         items = [to_shown(resource) for resource in listed.items]
         return Result(kind, items, True, str(listed.revision))
     shown = to_shown(await session.resources.get(kind.kind, name, namespace))

@@ -77,10 +77,12 @@ MAX_ATTEMPTS = 10
 
 @dataclass(frozen=True, slots=True)
 class ResourceList(Generic[R]):
-    """Objects in key order, and the revision of the snapshot (where a watch may begin)."""
+    """Objects in key order, and the revision of the snapshot (where a watch may begin); `skipped`
+    are the values that do not parse (R4)."""
 
     items: tuple[R, ...]
     revision: int
+    skipped: tuple[DecodeError, ...] = ()
 
     def __iter__(self) -> Iterator[R]:
         return iter(self.items)
@@ -283,20 +285,22 @@ class ResourceClient:
         # Without a namespace the name is not at a fixed place of a namespaced kind's path.
         names_are_next = bool(namespace) or not KIND_BY_NAME[kind_name].namespaced
         items: list[Resource] = []
+        skipped: list[DecodeError] = []
         snapshot = 0
         async with aclosing(
             self._datastore.list_pages(prefix + (name if names_are_next else ""), revision=revision)
         ) as pages:
             async for page in pages:
                 snapshot = page.revision
-                items.extend(
-                    found
-                    for kv in page.kvs
-                    if (found := _listed(kv, kind_name, name, is_prefix=is_prefix)) is not None
-                )
+                for kv in page.kvs:
+                    found = _listed(kv, kind_name, name, is_prefix=is_prefix)
+                    if isinstance(found, DecodeError):
+                        skipped.append(found)
+                    elif found is not None:
+                        items.append(found)
         if kind_name == Profile.kind and name in ("", DEFAULT_ALLOW_PROFILE) and not is_prefix:
             items.append(default_allow_profile())
-        return ResourceList(tuple(items), snapshot)
+        return ResourceList(tuple(items), snapshot, tuple(skipped))
 
     async def watch(
         self, kind: str | type[Resource], namespace: str = "", *, name: str = "", revision: int = 0
@@ -467,8 +471,10 @@ def _decoded(key: ResourceKey, kv: KeyValue) -> Resource:
     return found
 
 
-def _listed(kv: KeyValue, kind: str, name: str, *, is_prefix: bool) -> Resource | None:
-    """A listed value, if it is of the kind, of the name, and parses (R4)."""
+def _listed(
+    kv: KeyValue, kind: str, name: str, *, is_prefix: bool
+) -> Resource | DecodeError | None:
+    """A listed value, if it is of the kind and of the name; why it does not parse (R4)."""
     key = parse(kv.key)
     if not isinstance(key, ResourceKey) or key.kind != kind:
         return None
@@ -480,7 +486,7 @@ def _listed(kv: KeyValue, kind: str, name: str, *, is_prefix: bool) -> Resource 
         return _decoded(key, kv)
     except DecodeError as err:
         LOG.warning("a stored value does not parse, skipped", key=kv.key, error=err.reason)
-        return None
+        return err
 
 
 def _change(key: ResourceKey, event: WatchEvent) -> ResourceChange[Any]:

@@ -179,6 +179,66 @@ def test_an_object_that_does_not_parse_is_repaired_by_writing_it_again(ctl, etcd
     assert stored(etcd, "ippools", "pool-a")["metadata"]["uid"]
 
 
+@pytest.mark.parametrize("form", ["ps", "yaml", "name"])
+def test_a_value_that_does_not_parse_is_warned_of_and_the_others_are_shown(ctl, etcd, form):
+    ctl("apply", "-f", ctl.file(POOL))
+    broken = "/calico/resources/v3/projectcalico.org/ippools/broken"
+    etcd.ctl("put", broken, '{"spec": [')
+    assert "pool-a" in ctl("get", "pools", "-o", form)
+    assert "broken" not in ctl.out
+    (line,) = ctl.err.splitlines()
+    assert line.startswith(f"warning: {broken} is skipped, it does not parse: ")
+    ctl("get", "pool", "broken", code=1)
+    assert f"failed to parse datastore entry key={broken}" in ctl.err
+    ctl("delete", "pool", "broken")
+    ctl("get", "pools")
+    assert ctl.err == ""
+
+
+FAULTS = {
+    "an unknown kind": ("kind: Foo\napiVersion: v1\n", "unknown resource type (Foo)", ""),
+    "a wrong type": ("spec: {disabled: perhaps}", "cannot unmarshal string", "spec.disabled"),
+    "an unknown member": ("spec: {colour: red}", "not recognized", "spec.colour"),
+    "a member in two cases": ("spec: {cidr: 10.8.0.0/16, CIDR: a}", "given twice", "spec.CIDR"),
+    "a member twice": ("spec: {cidr: 10.8.0.0/16, cidr: a}", 'key "cidr" already set', ""),
+    "a bad CIDR": ("spec: {cidr: 10.8.0.1/16}", "not strictly masked", "IPPool.Spec.CIDR"),
+    "a bad selector": (
+        "spec: {cidr: 10.8.0.0/16, nodeSelector: 'a = b'}",
+        "Tag: selector",
+        "NodeSelector",
+    ),
+}
+POOL_HEAD = "apiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata: {name: NAME}\n"
+
+
+def pool_document(name: str, text: str) -> str:
+    return text if text.startswith("kind") else POOL_HEAD.replace("NAME", name) + text
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_document_is_named_with_its_field_and_is_not_applied(ctl, etcd, fault):
+    text, reason, field = FAULTS[fault]
+    ctl("apply", "-f", ctl.file(POOL + "---\n" + pool_document("b", text)), code=1)
+    assert reason in ctl.err
+    assert field in ctl.err
+    assert "document 2" in ctl.err
+    assert "ippools/b" not in etcd.ctl("get", "--prefix", "--keys-only", "/calico")
+
+
+def test_faults_of_every_sort_are_said_together_and_nothing_is_applied(ctl, etcd):
+    documents = [pool_document(f"p{i}", text) for i, (text, _, _) in enumerate(FAULTS.values())]
+    ctl("apply", "-f", ctl.file("---\n".join([f"{text}\n" for text in documents] + [POOL])), code=1)
+    lines = ctl.err.splitlines()
+    assert len(lines) == len(FAULTS)
+    for number, (line, (_, reason, field)) in enumerate(
+        zip(lines, FAULTS.values(), strict=True), start=1
+    ):
+        assert reason in line
+        assert field in line
+        assert f"document {number}" in line
+    assert "ippools" not in etcd.ctl("get", "--prefix", "--keys-only", "/calico")
+
+
 BAD = """\
 apiVersion: projectcalico.org/v3
 kind: IPPool

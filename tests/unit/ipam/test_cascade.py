@@ -205,3 +205,19 @@ async def test_members_we_do_not_know_survive_the_disabling():
     assert json.loads(store.contents()[POOL])["foreign"] == {"x": 1}
     await clock.advance(0.5)
     await task
+
+
+@pytest.mark.parametrize("value", [b'{"spec": [', b'{"spec": {"cidr": "nonsense"}}'])
+async def test_a_pool_that_does_not_parse_can_be_deleted(value: bytes):
+    store = MemoryDatastore()
+    store.seed({POOL: value})
+    await delete_pool(client(store, KNOWN), "a", clock=FakeClock())
+    assert POOL not in store.contents()
+
+
+async def test_a_node_that_does_not_parse_can_be_deleted_with_all_it_had():
+    store = MemoryDatastore()
+    ipam = await a_node_with_everything(store)
+    store.seed({f"{PREFIX}nodes/n1": b'{"spec": ['})
+    await delete_node(ipam, "n1")
+    assert belongings(store, "n1") == []
