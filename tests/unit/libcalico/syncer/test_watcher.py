@@ -167,6 +167,23 @@ async def test_a_datastore_that_goes_away_later_leaves_the_sink_alone():
         assert rig.sink.names() == {"n1", "n2"}
 
 
+async def test_a_list_that_fails_after_a_compaction_is_tried_until_it_works():
+    rig = Rig()
+    rig.store.seed(dict([node("n1")]))
+    async with rig.running():
+        rig.store.partition()
+        rig.store.erase(NODES + "n1")
+        rig.store.seed(dict([node("n2")]))
+        rig.store.compact()
+        rig.store.fail_next(3, operations=["list"])
+        rig.store.heal()
+        await rig.settle()
+        assert rig.sink.names() == {"n1"}, "a list that failed says nothing"
+        await rig.clock.advance(30)
+        assert rig.sink.names() == {"n2"}
+        assert rig.sink.log[-1] is SyncStatus.IN_SYNC
+
+
 async def test_what_vanished_behind_a_compaction_is_deleted_exactly_once():
     rig = Rig()
     rig.store.seed(dict([node("n1"), node("n2")]))
