@@ -30,6 +30,9 @@ def main() -> int:
     if not command:
         return _about()
     stdin = _read_stdin()
+    if len(stdin) > _MAX_STDIN_BYTES:
+        _refuse(stdin, b"6", b"the network configuration is larger than a megabyte")
+        return 1
     answer = _ask(_request(plugin, environ, stdin))
     if answer is None:
         return _without_felix(plugin, command, stdin)
@@ -108,12 +111,16 @@ def _without_felix(plugin: bytes, command: bytes, stdin: bytes) -> int:
     code, said = b"11", b"felix does not answer on its CNI socket; try again later"
     if command == b"STATUS":
         code, said = b"50", b"felix does not answer on its CNI socket"
+    _refuse(stdin, code, said)
+    return 1
+
+
+def _refuse(stdin: bytes, code: bytes, said: bytes) -> None:
     version = _asked_version(stdin) or b"1.0.0"
     _write_all(
         1,
         b'{"cniVersion": "' + version + b'", "code": ' + code + b', "msg": "' + said + b'"}\n',
     )
-    return 1
 
 
 def _asked_version(stdin: bytes) -> bytes:

@@ -253,7 +253,15 @@ class EndpointStore:
             endpoint.metadata, uid=str(uuid.uuid4()), creation_timestamp=self._stamp()
         )
         complete = replace(endpoint, metadata=metadata)
-        return complete, await self._datastore.create(path_of(key), encode(complete))
+        path, value = path_of(key), encode(complete)
+        try:
+            return complete, await self._datastore.create(path, value)
+        except AlreadyExists:
+            # What does not parse is nobody's (see _list): it is repaired by writing it anew.
+            found = await self._datastore.get(path)
+            if found is None or _stored(key, found) is not None:
+                raise
+            return complete, await self._datastore.update(path, value, found.mod_revision)
 
     async def _take_over(
         self, key: ResourceKey, endpoint: WorkloadEndpoint, existing: Stored

@@ -164,8 +164,9 @@ def _create_pair(host: NetlinkSocket, wire: PodWire, netns_fd: int, mtu_bytes: i
                 f"host interface {wire.host_name} already exists and is no pod's"
                 f" (kind {kind}, MAC {stale.mac}): it is left alone",
             ) from err
-    # W3: the host's end of an endpoint that died with its namespace still referenced somewhere.
-    host.execute(delete_link(wire.host_name))
+    # W3: the host's end of an endpoint that died with its namespace still referenced somewhere; the
+    # kernel may be taking it away at this very moment.
+    _delete(host, wire.host_name)
     host.execute(request)
 
 

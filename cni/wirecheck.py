@@ -9,6 +9,7 @@ Source: CNI SPEC 1.1.0 "CHECK"; reference/cni.md 2 for what a wire consists of.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -132,7 +133,13 @@ def _host_end_problems(host: NetlinkSocket, link: Link | None, wanted: PodWire) 
 
 
 def _addresses(sock: NetlinkSocket, ifindex: int) -> set[str]:
-    return {entry.address for entry in sock.query(list_addresses(ifindex=ifindex))}
+    """None on an interface that has gone since it was found: its other end's namespace went."""
+    try:
+        return {entry.address for entry in sock.query(list_addresses(ifindex=ifindex))}
+    except ProgrammingFailed as err:
+        if err.errno == errno.ENODEV:
+            return set()
+        raise
 
 
 def _pod_problems(wanted: PodWire) -> tuple[Link | None, list[str]]:

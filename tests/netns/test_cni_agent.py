@@ -6,6 +6,7 @@ felix is played by a recording programmer, the datastore is in memory so that it
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from cni import wirecheck
 from cni.veth import HOST_MAC
 from libcalico.errors import AlreadyExists
 from libcalico.model import WorkloadEndpoint
@@ -180,6 +182,10 @@ async def test_a_container_that_got_a_new_namespace_is_wired_anew(node, netns, t
         assert len([k for k in agent.datastore.contents() if "/handle/" in k]) == 1
 
 
+def test_an_interface_that_went_since_it_was_found_has_no_addresses(node):
+    assert wirecheck._addresses(node.socket, 9999) == set()
+
+
 @pytest.mark.parametrize(
     "failing",
     ["program", "wire", "half a wire", "half a replaced wire", "record", "late record"],
@@ -235,6 +241,21 @@ async def test_an_add_that_loses_a_race_leaves_the_winners_endpoint_alone(node, 
         assert "came first" in error["msg"]
         assert agent.leftovers() == [path], "the winner's record, nothing of the loser's"
         assert store.contents()[path] == encode(winner)
+
+
+@pytest.mark.parametrize("with_facts", [True, False])
+async def test_an_endpoint_that_does_not_parse_keeps_no_pod_from_starting(
+    node, pod, tmp_path, with_facts
+):
+    path = f"{ENDPOINTS}prod/{POD_KEY.name}"
+    async with agent_node(node, tmp_path, with_facts=with_facts) as agent:
+        agent.datastore.seed({path: b'{"spec": ['})
+        code, result = await add(agent, pod)
+        assert code == 0, result
+        stored = json.loads(agent.datastore.contents()[path])
+        assert stored["spec"]["containerID"] == "c1"
+        assert (await agent.call("DEL", CNI_NETNS=pod.path, CNI_ARGS=POD_ARGS))[0] == 0
+        assert agent.leftovers() == []
 
 
 async def test_a_failed_add_leaves_other_peoples_interfaces_alone(node, pod, tmp_path):
@@ -438,6 +459,8 @@ async def test_calico_ipam_serves_other_plugins(node, pod, tmp_path):
     [
         (b"{", {}, 6),
         (b"", {}, 6),
+        (b'{"cniVersion": "1.0.0", "name": "net"' + b" " * (1 << 20) + b"}", {}, 6),
+        (b'{"cniVersion": "1.0.0", "name": "net"}{}', {}, 6),
         (b'{"cniVersion": "9.9.9", "name": "net"}', {}, 1),
         (None, {"CNI_NETNS": ""}, 4),
         (None, {"CNI_COMMAND": "HOP"}, 4),
@@ -446,6 +469,8 @@ async def test_calico_ipam_serves_other_plugins(node, pod, tmp_path):
         (b'{"cniVersion": "1.0.0", "name": "net", "mtu": "x"}', {}, 7),
         (b'{"cniVersion": "1.0.0", "name": "net"}', {}, 7),
     ],
+    # The text of a megabyte would be a test's name otherwise.
+    ids=itertools.count(),
 )
 async def test_bad_input_gets_the_specified_error_and_leaves_nothing(
     node, pod, tmp_path, stdin, environ, code
