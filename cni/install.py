@@ -4,7 +4,8 @@ Layer: edge (files). Used by `calico-node install-cni`.
 
   N1  every file appears whole: written beside its place without a .conf or .conflist suffix (a
       runtime watches the folder), then renamed;
-  N2  a configuration that is not ours is never touched; ours is recognised by its file name;
+  N2  a configuration that is not ours is never touched; ours is recognised by its file name, and
+      one of another name that it replaces (CNI_OLD_CONF_NAME) by the plugin it runs besides;
   N3  installing what is installed already changes nothing, not even a time stamp;
   N4  where a C compiler is installed the executables are cni/client.c and the Python client stands
       behind them in `<lib_dir>/cni-client`; everywhere else the Python client is the executable.
@@ -13,21 +14,24 @@ Layer: edge (files). Used by `calico-node install-cni`.
 
 from __future__ import annotations
 
-import json
+import functools
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from cni.conflist import names_plugin
 from libcalico.errors import ConfigError
 from libcalico.runtime.files import replace_file
 
 EXECUTABLES = ("calico", "calico-ipam")
 CONFLIST = "10-calico.conflist"
-NETWORK_NAME = "k8s-pod-network"
-CNI_VERSION = "1.0.0"
+TLS_FOLDER = "calico-tls"
+_EXECUTABLE_MODE, _PUBLIC_MODE, _SECRET_MODE = 0o755, 0o644, 0o600
 COMPILER_TIMEOUT_S = 60.0
 _CLIENT = Path(__file__).with_name("client.py")
 _C_CLIENT = Path(__file__).with_name("client.c")
@@ -55,42 +59,86 @@ def render_client(socket_path: Path, python: str, *, lib_dir: Path, interpreter:
     return f"#!{interpreter or base_python()} -ISE\n{text}".encode()
 
 
-def default_conflist(
-    *, mtu_bytes: int = 0, assign_ipv6: bool = False, with_portmap: bool = False
-) -> bytes:
-    """calico, and portmap (hostPort) where that plugin is installed; the datastore's credentials
-    stay with felix."""
-    calico: dict[str, object] = {
-        "type": "calico",
-        "log_level": "info",
-        "mtu": mtu_bytes,
-        "ipam": {
-            "type": "calico-ipam",
-            "assign_ipv4": "true",
-            "assign_ipv6": "true" if assign_ipv6 else "false",
-        },
-    }
-    portmap = {"type": "portmap", "snat": True, "capabilities": {"portMappings": True}}
-    plugins = [calico, portmap] if with_portmap else [calico]
-    conf = {"name": NETWORK_NAME, "cniVersion": CNI_VERSION, "plugins": plugins}
-    return json.dumps(conf, indent=2).encode() + b"\n"
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """What is to be where. `conf_dir` None: the executables alone.
+
+    `old_name` is a configuration that this one replaces under another name; `skipped` executables
+    are not installed, and with `keep_existing` those that are there stay whatever they are;
+    `certificates` go, readable for root alone, into the folder calico-tls beside the configuration.
+    """
+
+    bin_dir: Path
+    conf_dir: Path | None
+    socket_path: Path
+    lib_dir: Path
+    conflist: bytes
+    name: str = CONFLIST
+    old_name: str = ""
+    skipped: frozenset[str] = frozenset()
+    keep_existing: bool = False
+    certificates: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def behind(self) -> Path:
+        """The Python clients that stand behind the C one (N4)."""
+        return self.lib_dir / "cni-client"
+
+    @property
+    def tls_dir(self) -> Path | None:
+        return None if self.conf_dir is None else self.conf_dir / TLS_FOLDER
 
 
 def install(
     bin_dir: Path, conf_dir: Path | None, *, socket_path: Path, lib_dir: Path, conflist: bytes
 ) -> list[Path]:
-    """Returns the files that changed. Errors: ConfigError when a folder cannot be written, or the
-    C client was asked for and cannot be built."""
-    python_client = render_client(socket_path, sys.executable, lib_dir=lib_dir)
-    behind = lib_dir / "cni-client"
-    executable = _c_client(socket_path, behind)
-    wanted = {bin_dir / name: executable or python_client for name in EXECUTABLES}
-    if executable is not None:
-        wanted |= {behind / name: python_client for name in EXECUTABLES}
-    changed = [path for path, data in wanted.items() if put(path, data, 0o755)]
-    if conf_dir is not None and put(conf_dir / CONFLIST, conflist, 0o644):
-        changed.append(conf_dir / CONFLIST)
+    """The plain case of `put_in_place`."""
+    return put_in_place(
+        Installation(bin_dir, conf_dir, socket_path=socket_path, lib_dir=lib_dir, conflist=conflist)
+    )
+
+
+def put_in_place(wanted: Installation) -> list[Path]:
+    """Returns the files that changed. The configuration comes last: a runtime that sees it finds
+    everything else. Errors: ConfigError when a folder cannot be written, or the C client was asked
+    for and cannot be built."""
+    changed = [
+        path for path, data in _executables(wanted).items() if put(path, data, _EXECUTABLE_MODE)
+    ]
+    if wanted.conf_dir is None or wanted.tls_dir is None:
+        return changed
+    for name, data in wanted.certificates.items():
+        if put(wanted.tls_dir / name, data, _SECRET_MODE):
+            changed.append(wanted.tls_dir / name)
+    if put(wanted.conf_dir / wanted.name, wanted.conflist, _PUBLIC_MODE):
+        changed.append(wanted.conf_dir / wanted.name)
+    if wanted.old_name and wanted.old_name != wanted.name:
+        _remove_old(wanted.conf_dir / wanted.old_name)
     return changed
+
+
+def _executables(wanted: Installation) -> dict[Path, bytes]:
+    python_client = render_client(wanted.socket_path, sys.executable, lib_dir=wanted.lib_dir)
+    executable = _c_client(wanted.socket_path, wanted.behind)
+    files = {}
+    for name in EXECUTABLES:
+        path = wanted.bin_dir / name
+        if name not in wanted.skipped and not (wanted.keep_existing and path.exists()):
+            files[path] = executable or python_client
+    if executable is not None:
+        files |= {wanted.behind / name: python_client for name in EXECUTABLES}
+    return files
+
+
+def _remove_old(path: Path) -> None:
+    """Only when it is a network of this plugin: another one's is its owner's business (N2)."""
+    try:
+        if names_plugin(path.read_bytes(), "calico"):
+            path.unlink()
+    except FileNotFoundError:
+        return
+    except OSError as err:
+        raise _refused(path, err) from err
 
 
 def _c_client(socket_path: Path, behind: Path) -> bytes | None:
@@ -101,21 +149,31 @@ def _c_client(socket_path: Path, behind: Path) -> bytes | None:
         return None
     if compiler is None:
         raise ConfigError("environment", "CALICO_CNI_CLIENT", "there is no C compiler", choice)
+    places = (f"-DSOCKET_PATH={_c_string(socket_path)}", f"-DPYTHON_CLIENTS={_c_string(behind)}")
+    built, said = _compiled(compiler, _C_CLIENT.read_bytes(), places)
+    if built is None and choice == "c":
+        raise ConfigError("environment", "CALICO_CNI_CLIENT", said, choice)
+    # Not asked for: a compiler without headers; what works without one works here too.
+    return built
+
+
+@functools.lru_cache(maxsize=1)
+def _compiled(compiler: str, source: bytes, places: tuple[str, ...]) -> tuple[bytes | None, str]:
+    """The program, or None and the compiler's last word. Built once: --watch looks often."""
     with tempfile.TemporaryDirectory() as folder:
         built = Path(folder) / "client"
-        command = [compiler, "-O2", "-s", "-Wl,--build-id=none", str(_C_CLIENT), "-o", str(built)]
-        command += [f"-DSOCKET_PATH={_c_string(socket_path)}"]
-        command += [f"-DPYTHON_CLIENTS={_c_string(behind)}"]
+        command = [compiler, "-O2", "-s", "-Wl,--build-id=none", "-x", "c", "-", "-o", str(built)]
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=COMPILER_TIMEOUT_S, check=False
+            [*command, *places],
+            input=source,
+            capture_output=True,
+            timeout=COMPILER_TIMEOUT_S,
+            check=False,
         )
         if done.returncode == 0:
-            return built.read_bytes()
-        if choice == "c":
-            reason = done.stderr.strip().splitlines()[-1:] or ["the compiler failed"]
-            raise ConfigError("environment", "CALICO_CNI_CLIENT", reason[0], choice)
-        # A compiler without headers: what works without one works here too.
-        return None
+            return built.read_bytes(), ""
+    said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+    return None, said[0] if said else "the compiler failed"
 
 
 def _c_string(path: Path) -> str:
@@ -127,4 +185,8 @@ def put(path: Path, data: bytes, mode: int) -> bool:
     try:
         return replace_file(path, data, mode)
     except OSError as err:
-        raise ConfigError("install-cni", str(path), err.strerror or str(err)) from err
+        raise _refused(path, err) from err
+
+
+def _refused(path: Path, err: OSError) -> ConfigError:
+    return ConfigError("install-cni", str(path), err.strerror or str(err))

@@ -28,9 +28,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from watchdog.events import FileSystemEvent, FileSystemEventHandler
-from watchdog.observers import Observer
-
 from confd.context import BgpContext, NodeIdentity, build
 from confd.publish import CheckFailed, Publisher
 from confd.render import Renderer, TemplateError
@@ -43,6 +40,7 @@ from libcalico.model.keys import affinities_prefix, path_of, prefix_of
 from libcalico.model.meta import Resource
 from libcalico.model.validation import validate_stored
 from libcalico.runtime import log, nodename, paths, supervise
+from libcalico.runtime.folderwatch import watching
 from libcalico.runtime.notify import Notifier
 from libcalico.runtime.supervise import Process
 from libcalico.syncer.api import SyncStatus, Update
@@ -203,18 +201,6 @@ class ChangeSink:
             self._changed.set()
 
 
-class _TemplateWatch(FileSystemEventHandler):
-    """watchdog calls from its own thread; the loop is told through call_soon_threadsafe."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
-        self._loop = loop
-        self._changed = changed
-
-    def on_any_event(self, event: FileSystemEvent) -> None:
-        if event.event_type in ("created", "modified", "moved", "deleted"):
-            self._loop.call_soon_threadsafe(self._changed.set)
-
-
 class NotInForce(InvalidInput):
     """-onetime could not bring everything into force."""
 
@@ -266,7 +252,7 @@ async def _once(process: Process, confd: Confd, changed: asyncio.Event) -> None:
 
 
 async def _watch(process: Process, confd: Confd, changed: asyncio.Event, *, confdir: Path) -> None:
-    with _watching(confdir, asyncio.get_running_loop(), changed):
+    with watching((confdir / "templates", confdir / "conf.d"), changed):
         await _for_ever(confd, changed, process.notifier)
 
 
@@ -298,25 +284,6 @@ async def _settled(changed: asyncio.Event) -> None:
         except TimeoutError:
             return
         changed.clear()
-
-
-class _watching:
-    """Watch the template folders as long as the block runs."""
-
-    def __init__(
-        self, folder: Path, loop: asyncio.AbstractEventLoop, changed: asyncio.Event
-    ) -> None:
-        self._observer = Observer()
-        handler = _TemplateWatch(loop, changed)
-        for part in ("templates", "conf.d"):
-            self._observer.schedule(handler, str(folder / part))
-
-    def __enter__(self) -> None:
-        self._observer.start()
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._observer.stop()
-        self._observer.join()
 
 
 def _validated(value: object) -> None:

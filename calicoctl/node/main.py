@@ -4,6 +4,7 @@ Layer: wiring. Console script `calico-node`.
 
     calico-node [run]                                  as systemd, containers and the lab run it
     calico-node install-cni --bin-dir D --conf-dir D   install the CNI executables and configuration
+                                                       (--watch: and keep them installed)
 
 Exit codes: 0 after SIGTERM; 1 with one line on stderr when something is wrong that waiting does not
 mend (a bad variable, a duplicate address, a refused login). An absent datastore is waited for, with
@@ -22,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from calicoctl.node import autodetect, interfaces
+from calicoctl.node import autodetect, install_cni, interfaces
 from calicoctl.node.autodetect import HostInterface
 from calicoctl.node.registration import (
     Addresses,
@@ -32,13 +33,12 @@ from calicoctl.node.registration import (
 )
 from calicoctl.node.settings import AddressChoice, NodeSettings, load
 from calicoctl.node.supervisor import Daemon, Supervisor
-from cni import install
 from libcalico.datastore.api import Datastore
 from libcalico.datastore.config import ConnectionConfig, connect, for_daemon, to_file_text
 from libcalico.errors import ConfigError, SuiteError, Transient
 from libcalico.model import Node
 from libcalico.net import Interface, parse_interface
-from libcalico.runtime import log, nodename, parse, paths
+from libcalico.runtime import log, nodename, paths, supervise
 from libcalico.runtime.backoff import Backoff, Throttle
 from libcalico.runtime.debug import Dumps
 from libcalico.runtime.files import replace_file
@@ -47,8 +47,6 @@ from libcalico.runtime.version import VERSION
 
 LOG = log.get(__name__)
 T = TypeVar("T")
-# A plugin of containernetworking that hostPort needs; part of our list only where it is installed.
-PORTMAP_FOLDERS = (Path("/opt/cni/bin"), Path("/usr/lib/cni"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log.setup(os.environ.get("CALICO_STARTUP_LOGLEVEL", "info"))
     try:
         if parsed.command == "install-cni":
-            return _install_cni(parsed.bin_dir, parsed.conf_dir)
+            return _install_cni(parsed)
         return asyncio.run(run(os.environ))
     except SuiteError as err:
         print(f"calico-node: {err}", file=sys.stderr)
@@ -68,35 +66,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=VERSION)
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("run", help="register the node and run its daemons (the default)")
-    install_cni = commands.add_parser("install-cni", help="install the CNI plugin")
-    install_cni.add_argument("--bin-dir", type=Path, default=Path("/opt/cni/bin"))
-    install_cni.add_argument("--conf-dir", type=Path, default=Path("/etc/cni/net.d"))
+    installing = commands.add_parser("install-cni", help="install the CNI plugin")
+    installing.add_argument("--bin-dir", type=Path, default=Path("/opt/cni/bin"))
+    installing.add_argument("--conf-dir", type=Path, default=Path("/etc/cni/net.d"))
+    said = "stay, and install again what is removed, replaced or changed at its source"
+    installing.add_argument("--watch", action="store_true", help=said)
     return parser
 
 
-def _install_cni(bin_dir: Path, conf_dir: Path) -> int:
-    """Prints what changed. A conflist of another name is the user's and stays (cni.install N2)."""
-    folders = (bin_dir, *PORTMAP_FOLDERS)
-    raw_mtu = os.environ.get("CNI_MTU", "") or "0"
-    try:
-        mtu_bytes = parse.integer(0, 65535)(raw_mtu)
-    except ValueError as err:
-        raise ConfigError("environment", "CNI_MTU", str(err), raw_mtu) from err
-    conflist = install.default_conflist(
-        mtu_bytes=mtu_bytes,
-        assign_ipv6=os.environ.get("IP6", "none").lower() not in ("", "none"),
-        with_portmap=any((folder / "portmap").exists() for folder in folders),
-    )
-    changed = install.install(
-        bin_dir,
-        conf_dir,
-        socket_path=paths.cni_socket(),
-        lib_dir=paths.lib_dir(),
-        conflist=conflist,
-    )
-    for path in changed:
-        print(f"installed {path}")
-    return 0
+def _install_cni(parsed: argparse.Namespace) -> int:
+    folders = install_cni.Folders(parsed.bin_dir, parsed.conf_dir)
+    for path in install_cni.once(folders, os.environ):
+        print(f"installed {path}", flush=True)
+    if not parsed.watch:
+        return 0
+    return supervise.run("calico-install-cni", lambda p: install_cni.watch(p, folders))
 
 
 async def run(environ: Mapping[str, str]) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cni import client, install
+from cni import client, conflist, install
 from cni.skel import Answer, Invocation
 from cni.wire import MAX_PART_BYTES, RequestReader, pack_answer, pack_request, parse_answer
 from libcalico.errors import ConfigError, WireError
@@ -100,7 +100,7 @@ def test_installing_twice_changes_nothing_and_leaves_other_files_alone(
     arguments = {
         "socket_path": tmp_path / "s",
         "lib_dir": tmp_path / "lib",
-        "conflist": install.default_conflist(),
+        "conflist": conflist.default_conflist(),
     }
     assert len(install.install(bin_dir, conf_dir, **arguments)) == files
     before = {path: path.stat().st_mtime_ns for path in bin_dir.iterdir()}
