@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cni import wirecheck
+from cni import install, wirecheck
 from cni.veth import HOST_MAC
 from libcalico.errors import AlreadyExists
 from libcalico.model import WorkloadEndpoint
@@ -501,8 +501,6 @@ async def test_bad_input_gets_the_specified_error_and_leaves_nothing(
 
 
 async def test_without_felix_an_add_waits_and_version_answers(tmp_path):
-    from cni import install
-
     install.install(
         tmp_path,
         None,
@@ -515,6 +513,22 @@ async def test_without_felix_an_add_waits_and_version_answers(tmp_path):
         assert stdout["code"] == code
         assert stdout["cniVersion"] == "1.0.0"
     assert "1.1.0" in (await _run_client(tmp_path, "VERSION"))["supportedVersions"]
+
+
+@pytest.mark.parametrize("answered", [b"", b"\0\0\0\0\0\0\0\x09{"])
+async def test_a_felix_that_ends_before_it_has_answered_is_one_that_is_not_there(
+    tmp_path, answered
+):
+    async def end_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(4)
+        writer.write(answered)
+        writer.close()
+
+    path = tmp_path / "cni.sock"
+    install.install(tmp_path, None, socket_path=path, lib_dir=tmp_path / "lib", conflist=b"")
+    async with await asyncio.start_unix_server(end_early, path):
+        for verb, code in (("ADD", 11), ("STATUS", 50)):
+            assert (await _run_client(tmp_path, verb))["code"] == code
 
 
 async def _run_client(folder: Path, verb: str) -> dict:
