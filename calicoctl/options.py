@@ -5,10 +5,13 @@ Layer: wiring. Used by calicoctl.commands.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import click
+
+from calicoctl.select import Source
 
 DEFAULT_CONFIG = "/etc/calico/calicoctl.cfg"
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -31,7 +34,22 @@ skip_empty: Decorator = click.option(
 
 
 def crud(command: Callable[..., Any]) -> Callable[..., Any]:
-    """-f -R --skip-empty -c -n."""
+    """-f -R --skip-empty -c -n; the command gets them as one `source`."""
+
+    @functools.wraps(command)
+    def with_source(
+        *args: Any,
+        filename: str,
+        recursive: bool,
+        skip_empty: bool,
+        config: str,
+        namespace: str,
+        **others: Any,
+    ) -> Any:
+        source = Source(filename, recursive, skip_empty, config, namespace)
+        return command(*args, source=source, **others)
+
+    decorated: Callable[..., Any] = with_source
     for option in (namespace, config, skip_empty, recursive, filename):
-        command = option(command)
-    return command
+        decorated = option(decorated)
+    return decorated

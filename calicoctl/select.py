@@ -22,17 +22,21 @@ DEFAULT_NAMESPACE = "default"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The file options of one command line."""
+    """What -f -R --skip-empty -c -n say, the options of every command about objects."""
 
     filename: str = ""
     recursive: bool = False
     skip_empty: bool = False
+    config: str = ""
+    namespace: str = ""
 
 
-def from_files(source: Source, namespace: str) -> list[Given]:
+def from_files(source: Source) -> list[Given]:
     """Errors: CommandFailed."""
     loaded = load(source.filename, is_recursive=source.recursive, skip_empty=source.skip_empty)
-    return [Given(with_namespace(given.resource, namespace), given.place) for given in loaded]
+    return [
+        Given(with_namespace(given.resource, source.namespace), given.place) for given in loaded
+    ]
 
 
 def from_names(kind: CliKind, names: Sequence[str], namespace: str) -> list[Given]:

@@ -23,10 +23,10 @@ from libcalico.model.validation import validate as validate_resource
 Operation = Callable[[Session, Resource], Awaitable[object]]
 
 
-def _given(source: Source, namespace: str) -> list[Given]:
+def _given(source: Source) -> list[Given]:
     if not source.filename:
         raise UsageProblem('required flag(s) "filename" not set')
-    return from_files(source, namespace)
+    return from_files(source)
 
 
 def _report(outcome: Outcome) -> None:
@@ -84,15 +84,7 @@ async def _each(
 @options.crud
 @click.option("--skip-exists", is_flag=True, help="Objects that exist already are no error.")
 @click.pass_context
-def create(
-    ctx: click.Context,
-    filename: str,
-    recursive: bool,
-    skip_empty: bool,
-    config: str,
-    namespace: str,
-    skip_exists: bool,
-) -> None:
+def create(ctx: click.Context, source: Source, skip_exists: bool) -> None:
     """Create resources from a file or from standard input."""
 
     async def operation(session: Session, resource: Resource) -> None:
@@ -102,40 +94,23 @@ def create(
             if not skip_exists:
                 raise
 
-    given = _given(Source(filename, recursive, skip_empty), namespace)
-    _write(ctx, config, "create", given, operation)
+    _write(ctx, source.config, "create", _given(source), operation)
 
 
 @click.command()
 @options.crud
 @click.pass_context
-def apply(
-    ctx: click.Context,
-    filename: str,
-    recursive: bool,
-    skip_empty: bool,
-    config: str,
-    namespace: str,
-) -> None:
+def apply(ctx: click.Context, source: Source) -> None:
     """Create resources, or replace those that exist."""
-    given = _given(Source(filename, recursive, skip_empty), namespace)
-    _write(ctx, config, "apply", given, Session.apply)
+    _write(ctx, source.config, "apply", _given(source), Session.apply)
 
 
 @click.command()
 @options.crud
 @click.pass_context
-def replace(
-    ctx: click.Context,
-    filename: str,
-    recursive: bool,
-    skip_empty: bool,
-    config: str,
-    namespace: str,
-) -> None:
+def replace(ctx: click.Context, source: Source) -> None:
     """Replace existing resources."""
-    given = _given(Source(filename, recursive, skip_empty), namespace)
-    _write(ctx, config, "replace", given, Session.update)
+    _write(ctx, source.config, "replace", _given(source), Session.update)
 
 
 @click.command()
@@ -148,11 +123,7 @@ def delete(
     ctx: click.Context,
     kind: str,
     names: tuple[str, ...],
-    filename: str,
-    recursive: bool,
-    skip_empty: bool,
-    config: str,
-    namespace: str,
+    source: Source,
     skip_not_exists: bool,
 ) -> None:
     """Delete resources by KIND and NAME, or those of a file."""
@@ -164,20 +135,20 @@ def delete(
             if not skip_not_exists:
                 raise
 
-    if filename:
-        given = _given(Source(filename, recursive, skip_empty), namespace)
+    if source.filename:
+        given = _given(source)
     elif kind and names:
-        given = from_names(kinds.find(kind), names, namespace)
+        given = from_names(kinds.find(kind), names, source.namespace)
     else:
         raise UsageProblem("delete needs KIND and NAME, or -f FILENAME")
-    _write(ctx, config, "delete", given, operation)
+    _write(ctx, source.config, "delete", given, operation)
 
 
 @click.command()
 @options.crud
-def validate(filename: str, recursive: bool, skip_empty: bool, config: str, namespace: str) -> None:
+def validate(source: Source) -> None:
     """Check resources without a datastore."""
-    given = _given(Source(filename, recursive, skip_empty), namespace)
+    given = _given(source)
     outcome = Outcome("validate", [entry.resource.kind for entry in given])
     for entry in given:
         try:

@@ -48,11 +48,7 @@ def get(
     ctx: click.Context,
     kind: str,
     names: tuple[str, ...],
-    filename: str,
-    recursive: bool,
-    skip_empty: bool,
-    config: str,
-    namespace: str,
+    source: Source,
     output: str,
     all_namespaces: bool,
     all_namespaces_old: bool,
@@ -64,20 +60,19 @@ def get(
     go-template-file=…
     """
     everywhere = all_namespaces or all_namespaces_old
-    if everywhere and namespace:
+    if everywhere and source.namespace:
         raise UsageProblem(
             "cannot use both --namespace and --all-namespaces flags at the same time"
         )
     printer = parse_format(output, _read_template)
-    if filename:
-        source = Source(filename, recursive, skip_empty)
+    if source.filename:
         wanted = [
             (kinds.BY_NAME[r.kind], metadata_of(r).name, metadata_of(r).namespace)
-            for r, _ in from_files(source, namespace)
+            for r, _ in from_files(source)
             if r.kind in kinds.BY_NAME
         ]
     elif kind:
-        wanted = _queries(kinds.find(kind), names, namespace, everywhere=everywhere)
+        wanted = _queries(kinds.find(kind), names, source.namespace, everywhere=everywhere)
     else:
         raise UsageProblem("get needs KIND, or -f FILENAME")
 
@@ -87,8 +82,9 @@ def get(
         as_number = await _global_as(session) if needs_as or "config" in output else ""
         return results, errors, Environment(as_number)
 
-    results, errors, environment = run(ctx, config, work)
-    shown = Printer(printer.format, printer.argument, everywhere or bool(namespace), environment)
+    results, errors, environment = run(ctx, source.config, work)
+    has_namespaces = everywhere or bool(source.namespace)
+    shown = Printer(printer.format, printer.argument, has_namespaces, environment)
     if results:
         click.echo(shown.render(results), nl=False)
     if errors:
