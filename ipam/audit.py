@@ -11,13 +11,17 @@ What is checked after each revision:
   V4  block: its record does not contradict itself (`blocks.problems_of`);
   V5  sequence: every write of a block raises its sequence number;
   V6  endpoints: no two workload endpoints have the same address.
+
+What stays wrong is said once, at the revision that made it so, and again only after it was right in
+between. What is kept is the present state and the set of addresses seen, never the history; a write
+of a block costs what it changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, zip_longest
 
 from ipam import blocks
 from ipam.affinity import HOST, VIRTUAL
@@ -49,6 +53,15 @@ def event_of(event: WatchEvent) -> Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Looked:
+    """How much an audit has seen: revisions that changed something of its, and what stood there."""
+
+    revisions: int
+    blocks: int
+    addresses: int
+
+
+@dataclass(frozen=True, slots=True)
 class Violation:
     """`kind` is one of handover, overlap, owners, block, sequence, endpoints, unreadable."""
 
@@ -63,30 +76,46 @@ class Violation:
 
 # Who holds an address: a handle, or without one the attributes.
 Holder = str
+# An address as (family, integer): what is wrong with one is rare, and only then it gets a text.
+_Place = tuple[int, int]
+# What is wrong with one block, but for the revision: kind, subject, detail.
+_Wrong = tuple[str, str, str]
 
 
 @dataclass(slots=True)
 class _BlockState:
+    """`holders` by ordinal; a problem of the record is a problem until it is written again."""
+
     block: Block
-    holders: dict[Address, Holder]
+    version: int
+    base: int
+    holders: tuple[Holder | None, ...]
+    problems: tuple[str, ...]
 
 
 @dataclass(slots=True)
 class Auditor:
-    """Replays revisions in order. Start from nothing, or from `load`ed state."""
+    """Replays revisions in order. Start from nothing, or from a snapshot (`load`, page by page)."""
 
     _blocks: dict[str, _BlockState] = field(default_factory=dict)
     _affinities: dict[str, dict[str, str]] = field(default_factory=dict)
     _endpoints: dict[ResourceKey, frozenset[Address]] = field(default_factory=dict)
     _touched: set[str] = field(default_factory=set)
-    _holders: dict[Address, dict[str, Holder]] = field(default_factory=dict)
+    _holders: dict[_Place, dict[str, Holder]] = field(default_factory=dict)
+    _shared: set[_Place] = field(default_factory=set)
+    _wrong: dict[str, frozenset[_Wrong]] = field(default_factory=dict)
     _named: dict[Address, set[ResourceKey]] = field(default_factory=dict)
+    _seen: set[_Place] = field(default_factory=set)
+    _seen_blocks: set[str] = field(default_factory=set)
     revisions: int = 0
 
-    def load(self, snapshot: Iterable[KeyValue]) -> list[Violation]:
-        """A consistent snapshot to start from: it is checked like one revision."""
-        events = [Event(0, kv.key, kv.value) for kv in snapshot]
-        return self._revision(0, events)
+    def load(self, page: Iterable[KeyValue], revision: int) -> list[Violation]:
+        """Part of a consistent snapshot to start from. `settle` when all of it is in."""
+        return self._events(revision, (Event(revision, kv.key, kv.value) for kv in page))
+
+    def settle(self, revision: int) -> list[Violation]:
+        """The snapshot is complete: check it like one revision."""
+        return self._check_touched(revision)
 
     def apply(self, events: Iterable[Event]) -> list[Violation]:
         """Events in order of revision; those of one revision (a transaction) belong together and
@@ -94,11 +123,14 @@ class Auditor:
         found: list[Violation] = []
         for revision, group in groupby(events, key=lambda event: event.revision):
             self.revisions += 1
-            found += self._revision(revision, group)
+            found += self._events(revision, group)
+            found += self._check_touched(revision)
         return found
 
-    def _revision(self, revision: int, events: Iterable[Event]) -> list[Violation]:
-        self._touched = set()
+    def looked(self) -> Looked:
+        return Looked(self.revisions, len(self._seen_blocks), len(self._seen))
+
+    def _events(self, revision: int, events: Iterable[Event]) -> list[Violation]:
         found: list[Violation] = []
         for event in events:
             key = parse(event.key)
@@ -106,8 +138,18 @@ class Auditor:
                 found += self._event(revision, key, event)
             except (DecodeError, AddressError) as err:
                 found.append(Violation(revision, "unreadable", event.key, str(err)))
+        return found
+
+    def _check_touched(self, revision: int) -> list[Violation]:
+        """V2-V4, once the whole transaction is in."""
+        found: list[Violation] = []
         for cidr in sorted(self._touched):
-            found += self._check_block(revision, cidr)
+            wrong = frozenset(self._wrong_with(cidr))
+            known = self._wrong.pop(cidr, frozenset())
+            if wrong:
+                self._wrong[cidr] = wrong
+            found += [Violation(revision, *what) for what in sorted(wrong - known)]
+        self._touched.clear()
         return found
 
     def _event(self, revision: int, key: Key | None, event: Event) -> Iterator[Violation]:
@@ -116,6 +158,8 @@ class Auditor:
                 after = None
                 if event.value is not None:
                     after = codec.decode_as(Block, key, event.value, revision)
+                    if after.cidr != cidr:
+                        raise DecodeError(event.key, event.value, f"cidr is {after.cidr!r}")
                 yield from self._block(revision, cidr, after)
             case BlockAffinityKey():
                 self._affinity(key, event.value, revision)
@@ -131,45 +175,59 @@ class Auditor:
 
     def _block(self, revision: int, cidr: str, after: Block | None) -> Iterator[Violation]:
         self._touched.add(cidr)
+        self._seen_blocks.add(cidr)
         before = self._blocks.pop(cidr, None)
-        holders = {} if after is None else _holders(after)
-        for address, holder in before.holders.items() if before else ():
-            self._holders[address].pop(cidr, None)
-            now = holders.get(address)
-            if now is not None and now != holder:
-                detail = f"from {holder} to {now} in one write"
-                yield Violation(revision, "handover", str(address), detail)
-        if after is None:
+        state = None if after is None else _state_of(after)
+        for ordinal, held, holder in _differences(before, state):
+            if held is not None and holder is not None:
+                subject = _text(_place(before, state, ordinal))
+                detail = f"from {held} to {holder} in one write"
+                yield Violation(revision, "handover", subject, detail)
+            self._hold(_place(before, state, ordinal), cidr, holder)
+        if state is None:
             return
-        if before is not None and after.sequence_number <= before.block.sequence_number:
-            detail = f"{before.block.sequence_number} then {after.sequence_number}"
+        number = state.block.sequence_number
+        if before is not None and number <= before.block.sequence_number:
+            detail = f"{before.block.sequence_number} then {number}"
             yield Violation(revision, "sequence", cidr, detail)
-        for problem in blocks.problems_of(after):
-            yield Violation(revision, "block", cidr, problem)
-        self._blocks[cidr] = _BlockState(after, holders)
-        for address, holder in holders.items():
-            self._holders.setdefault(address, {})[cidr] = holder
+        self._blocks[cidr] = state
 
-    def _check_block(self, revision: int, cidr: str) -> Iterator[Violation]:
-        """V2 and V3, once the whole transaction is in."""
+    def _hold(self, place: _Place, cidr: str, holder: Holder | None) -> None:
+        """`holder` None: nobody holds the address in this block any more."""
+        holders = self._holders.setdefault(place, {})
+        if holder is None:
+            holders.pop(cidr, None)
+        else:
+            holders[cidr] = holder
+            self._seen.add(place)
+        if not holders:
+            del self._holders[place]
+        if len(holders) > 1:
+            self._shared.add(place)
+        else:
+            self._shared.discard(place)
+
+    def _wrong_with(self, cidr: str) -> Iterator[_Wrong]:
         state = self._blocks.get(cidr)
-        for address in state.holders if state else ():
-            others = self._holders[address]
-            if len(others) > 1:
-                detail = ", ".join(f"{holder} in {block}" for block, holder in others.items())
-                yield Violation(revision, "overlap", str(address), detail)
-        confirmed = [
-            owner
-            for owner, text in self._affinities.get(cidr, {}).items()
-            if text == AFFINITY_CONFIRMED
-        ]
+        if state is not None:
+            yield from (("block", cidr, problem) for problem in state.problems)
+            yield from self._overlaps(cidr)
+        owners = self._affinities.get(cidr, {})
+        confirmed = [owner for owner, text in owners.items() if text == AFFINITY_CONFIRMED]
         if len(confirmed) > 1:
-            yield Violation(revision, "owners", cidr, "confirmed for " + ", ".join(confirmed))
+            yield "owners", cidr, "confirmed for " + ", ".join(confirmed)
         recorded = state.block.affinity if state else None
         for owner in confirmed:
             if owner != recorded:
-                detail = f"confirmed for {owner}, the block says {recorded}"
-                yield Violation(revision, "owners", cidr, detail)
+                yield "owners", cidr, f"confirmed for {owner}, the block says {recorded}"
+
+    def _overlaps(self, cidr: str) -> Iterator[_Wrong]:
+        """V2. Said of the block that was written last, not of the other one again."""
+        for place in self._shared:
+            holders = self._holders[place]
+            if cidr in holders and cidr == next(reversed(holders)):
+                detail = ", ".join(f"{holder} in {block}" for block, holder in holders.items())
+                yield "overlap", _text(place), detail
 
     def _affinity(self, key: BlockAffinityKey, value: bytes | None, revision: int) -> None:
         self._touched.add(key.cidr)
@@ -177,6 +235,8 @@ class Auditor:
         owner = f"{VIRTUAL if key.affinity_type == VIRTUAL else HOST}:{key.host}"
         if value is None:
             owners.pop(owner, None)
+            if not owners:
+                del self._affinities[key.cidr]
             return
         owners[owner] = codec.decode_as(BlockAffinity, key, value, revision).effective_state
 
@@ -185,15 +245,17 @@ class Auditor:
     def _endpoint(
         self, revision: int, key: ResourceKey, endpoint: WorkloadEndpoint | None
     ) -> Iterator[Violation]:
-        for address in self._endpoints.pop(key, frozenset()):
+        texts = () if endpoint is None else endpoint.spec.ip_networks
+        after = frozenset(parse_cidr_or_ip(text).network_address for text in texts)
+        before = self._endpoints.pop(key, frozenset())
+        if after:
+            self._endpoints[key] = after
+        for address in before - after:
             self._named[address].discard(key)
-        if endpoint is None:
-            return
-        addresses = frozenset(
-            parse_cidr_or_ip(text).network_address for text in endpoint.spec.ip_networks
-        )
-        self._endpoints[key] = addresses
-        for address in sorted(addresses, key=int):
+            if not self._named[address]:
+                del self._named[address]
+        for address in sorted(after - before, key=int):
+            self._seen.add((address.version, int(address)))
             names = self._named.setdefault(address, set())
             names.add(key)
             if len(names) > 1:
@@ -206,15 +268,40 @@ def audit(events: Iterable[Event]) -> list[Violation]:
     return Auditor().apply(events)
 
 
-def _holders(block: Block) -> dict[Address, Holder]:
+def _state_of(block: Block) -> _BlockState:
     network = network_of_block(block.cidr)
-    base = int(network.network_address)
-    found: dict[Address, Holder] = {}
-    for ordinal in range(len(block.allocations)):
-        attribute = block.attribute_of(ordinal)
-        if attribute is not None and attribute.released_at is None:
-            found[address_of(network.version, base + ordinal)] = _name(attribute)
-    return found
+    names = [
+        None if attribute.released_at is not None else _name(attribute)
+        for attribute in block.attributes or ()
+    ]
+    count = len(names)
+    holders = tuple(
+        names[index] if index is not None and 0 <= index < count else None
+        for index in block.allocations
+    )
+    base, problems = int(network.network_address), blocks.problems_of(block)
+    return _BlockState(block, network.version, base, holders, problems)
+
+
+def _differences(
+    before: _BlockState | None, after: _BlockState | None
+) -> Iterator[tuple[int, Holder | None, Holder | None]]:
+    """(ordinal, who held it, who holds it) where the two are not the same."""
+    old = before.holders if before else ()
+    new = after.holders if after else ()
+    for ordinal, (held, holder) in enumerate(zip_longest(old, new)):
+        if held != holder:
+            yield ordinal, held, holder
+
+
+def _place(before: _BlockState | None, after: _BlockState | None, ordinal: int) -> _Place:
+    state = after or before
+    assert state is not None
+    return state.version, state.base + ordinal
+
+
+def _text(place: _Place) -> str:
+    return str(address_of(*place))
 
 
 def _name(attribute: AllocationAttribute) -> Holder:

@@ -113,7 +113,8 @@ def problems_of(block: Block, now: float = math.inf) -> tuple[str, ...]:
     if len(used) < len(attributes):
         found.append(UNUSED_ATTRIBUTE)
     for attribute in attributes:
-        if (parse_time(attribute.released_at) or -math.inf) > now:
+        released_at = attribute.released_at
+        if released_at is not None and (parse_time(released_at) or -math.inf) > now:
             found.append(f"released in the future: {attribute.released_at}")
     return tuple(found) + _problems_of_unallocated(block, size)
 

@@ -196,7 +196,7 @@ class GarbageFinder:
         suspected = {
             (name, seen.handles[name].mod_revision)
             for name, handle in known.items()
-            if normal_handle_id(name) in idle and not seen.malformed & handle.block.keys()
+            if name in idle and not seen.malformed & handle.block.keys()
         }
         return sorted(self._idle.ripe(suspected, now, terms.grace_s))
 

@@ -15,13 +15,13 @@ Source: datamodel §6.9; Calico kube-controllers/pkg/controllers/node/ipam*.go, 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from ipam.blocks import network_of_block
-from ipam.requests import WINDOWS_RESERVED_HANDLE, Release
+from ipam.requests import NO_ATTRIBUTES, WINDOWS_RESERVED_HANDLE, Release
 from libcalico.model.endpoints import WorkloadEndpoint
-from libcalico.model.ipam import AllocationAttribute, Block, Handle
+from libcalico.model.ipam import AllocationAttribute, Block
 from libcalico.model.names import normal_handle_id
 from libcalico.model.node import Node
 from libcalico.net import Address, AddressError, address_of, parse_cidr_or_ip
@@ -39,22 +39,39 @@ class Standing(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """One assigned address. `owners`: who names it (K1); `borrowed`: its node is not the block's
-    owner; `is_shared`: a second party holds it too (live migration)."""
+    """One assigned address. `host`: who the block is affine to; `attribute` None: the block points
+    to one that does not exist; `owners`: who names the address (K1)."""
 
     address: Address
     block: str
+    host: str | None
     standing: Standing
-    handle_id: str | None = None
-    attributes: Mapping[str, str] = field(default_factory=dict)
+    attribute: AllocationAttribute | None
     sequence_number: int = 0
-    borrowed: bool = False
-    is_shared: bool = False
     owners: tuple[str, ...] = ()
+
+    @property
+    def handle_id(self) -> str | None:
+        stored = None if self.attribute is None else self.attribute.handle_id
+        return None if stored is None else normal_handle_id(stored)
+
+    @property
+    def attributes(self) -> Mapping[str, str]:
+        return NO_ATTRIBUTES if self.attribute is None else self.attribute.secondary
 
     @property
     def node(self) -> str | None:
         return self.attributes.get("node")
+
+    @property
+    def borrowed(self) -> bool:
+        """Its node is not the block's owner, which may be nobody."""
+        return bool(self.node) and self.node != self.host
+
+    @property
+    def is_shared(self) -> bool:
+        """A second party holds it too (live migration)."""
+        return self.attribute is not None and bool(self.attribute.alternate_owner_attrs)
 
     def as_release(self) -> Release:
         """Releases this assignment and no later one."""
@@ -79,7 +96,7 @@ def owners_of(
         if endpoint.spec.node in present:
             name = f"{endpoint.metadata.namespace}/{endpoint.metadata.name}"
             for address in addresses_in(endpoint.spec.ip_networks):
-                found.setdefault(address, []).append(f"WorkloadEndpoint({name})")
+                found.setdefault(address, []).append(f"Workload({name})")
     for node in present.values():
         for address in addresses_in(tunnel_addresses(node)):
             found.setdefault(address, []).append(f"Node({node.metadata.name})")
@@ -109,35 +126,32 @@ def addresses_in(texts: Iterable[str]) -> Iterator[Address]:
 def classify(blocks: Iterable[Block], owners: Owners) -> list[Allocation]:
     """Every assignment of every block, in block order."""
     return [
-        _allocation(block, ordinal, attribute, owners)
+        _allocation(block, ordinal, owners)
         for block in blocks
-        for ordinal in range(len(block.allocations))
-        if (attribute := block.attribute_of(ordinal)) is not None
+        for ordinal, index in enumerate(block.allocations)
+        if index is not None
     ]
 
 
-def _allocation(
-    block: Block, ordinal: int, attribute: AllocationAttribute, owners: Owners
-) -> Allocation:
+def _allocation(block: Block, ordinal: int, owners: Owners) -> Allocation:
     network = network_of_block(block.cidr)
     address = address_of(network.version, int(network.network_address) + ordinal)
     named = owners.get(address, ())
-    node = attribute.secondary.get("node")
-    handle_id = attribute.handle_id
+    attribute = block.attribute_of(ordinal)
     return Allocation(
         address=address,
         block=block.cidr,
+        host=block.host,
         standing=_standing(attribute, named),
-        handle_id=None if handle_id is None else normal_handle_id(handle_id),
-        attributes=attribute.secondary,
+        attribute=attribute,
         sequence_number=block.sequence_number_for_allocation.get(str(ordinal), 0),
-        borrowed=node is not None and block.affinity is not None and block.host != node,
-        is_shared=bool(attribute.alternate_owner_attrs),
         owners=named,
     )
 
 
-def _standing(attribute: AllocationAttribute, named: Sequence[str]) -> Standing:
+def _standing(attribute: AllocationAttribute | None, named: Sequence[str]) -> Standing:
+    if attribute is None:
+        return Standing.IN_USE if named else Standing.UNKNOWN
     if attribute.released_at is not None:
         return Standing.COOLING
     if (attribute.handle_id or "").lower() == WINDOWS_RESERVED_HANDLE:
@@ -157,19 +171,19 @@ class HandleFindings:
     matched: int
 
 
-def check_handles(blocks: Iterable[Block], handles: Mapping[str, Handle]) -> HandleFindings:
-    """Compare the handles with what the blocks say."""
+def check_handles(blocks: Iterable[Block], handles: Collection[str]) -> HandleFindings:
+    """Compare the handles' ids with what the blocks say. `idle` are ids as given."""
     held = {
         normal_handle_id(attribute.handle_id)
         for block in blocks
         for attribute in block.attributes or ()
         if attribute.handle_id and attribute.handle_id.lower() != WINDOWS_RESERVED_HANDLE
     }
-    recorded = {normal_handle_id(handle_id) for handle_id in handles}
+    idle = tuple(sorted(id_ for id_ in handles if normal_handle_id(id_) not in held))
     return HandleFindings(
-        idle=tuple(sorted(recorded - held)),
-        missing=tuple(sorted(held - recorded)),
-        matched=len(recorded & held),
+        idle=idle,
+        missing=tuple(sorted(held - {normal_handle_id(handle_id) for handle_id in handles})),
+        matched=len(handles) - len(idle),
     )
 
 

@@ -147,10 +147,14 @@ K = TypeVar("K", BlockKey, BlockAffinityKey, HandleKey)
 
 
 def versioned(key: Key, kv: KeyValue | None, kind: type[M]) -> Versioned[M]:
-    """Errors: DecodeError."""
+    """Errors: DecodeError, also for a block that says it is another one than its key: everything
+    counts its addresses from what it says."""
     if kv is None:
         return Versioned()
-    return Versioned(codec.decode_as(kind, key, kv.value, kv.mod_revision), kv.mod_revision)
+    value = codec.decode_as(kind, key, kv.value, kv.mod_revision)
+    if isinstance(value, Block) and isinstance(key, BlockKey) and value.cidr != key.cidr:
+        raise DecodeError(kv.key, kv.value, f"cidr is {value.cidr!r}, its key says {key.cidr}")
+    return Versioned(value, kv.mod_revision)
 
 
 class _StoredBlock(msgspec.Struct, kw_only=True):

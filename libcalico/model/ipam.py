@@ -83,9 +83,9 @@ class Block(Model, frozen=True, kw_only=True):
         return None
 
     def attribute_of(self, ordinal: int) -> AllocationAttribute | None:
-        """The attribute an ordinal points to, None when it is free."""
+        """The attribute an ordinal points to, None when it is free (or points to nothing)."""
         index = self.allocations[ordinal]
-        if index is None or self.attributes is None or index >= len(self.attributes):
+        if index is None or self.attributes is None or not 0 <= index < len(self.attributes):
             return None
         return self.attributes[index]
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from ipam import blocks
-from ipam.audit import Auditor, Event, audit
+from ipam.audit import Auditor, Event, Looked, audit
 from ipam.blocks import BlockDraft, Holder
 from libcalico.datastore.api import KeyValue
 from libcalico.model import codec
@@ -146,6 +146,72 @@ def test_what_cannot_be_read_is_reported_and_the_rest_audited():
 def test_a_snapshot_is_a_place_to_start_from():
     auditor = Auditor()
     kv = KeyValue(path_of(BlockKey(CIDR)), codec.encode(block("a", sequence=5)), 40)
-    assert auditor.load([kv]) == []
+    assert auditor.load([kv], 40) == []
+    assert auditor.settle(40) == []
     assert [v.kind for v in auditor.apply([stored(41, block("b", sequence=6))])] == ["handover"]
-    assert auditor.revisions == 1
+    assert auditor.looked() == Looked(revisions=1, blocks=1, addresses=1)
+
+
+def test_a_snapshot_in_pages_is_judged_when_it_is_complete():
+    """The affinity of a block is on an earlier page than the block."""
+    auditor = Auditor()
+    pages = [affinity(0, "n1", "confirmed"), stored(0, block("a"))]
+    for event in pages:
+        assert auditor.load([KeyValue(event.key, event.value or b"", 7)], 9) == []
+    assert auditor.settle(9) == []
+    lonely = Auditor()
+    lonely.load([KeyValue(pages[0].key, pages[0].value or b"", 7)], 9)
+    assert [str(v) for v in lonely.settle(9)] == [
+        "revision 9: owners: 10.0.0.0/30: confirmed for host:n1, the block says None"
+    ]
+
+
+def test_what_stays_wrong_is_said_once_and_again_when_it_comes_back():
+    wide = block("b", cidr="10.0.0.0/29", sequence=1)
+    found = audit([
+        stored(1, block("a", sequence=1)), stored(2, wide),
+        stored(3, replace(wide, sequence_number=5)), stored(4, block("a", sequence=2)),
+        stored(5, block(sequence=3)), stored(6, block("a", sequence=4)),
+    ])  # fmt: skip
+    assert [(v.revision, v.kind, v.subject) for v in found] == [
+        (2, "overlap", "10.0.0.0"), (6, "overlap", "10.0.0.0"),
+    ]  # fmt: skip
+
+
+def test_a_malformed_block_is_named_once_and_again_after_it_was_mended():
+    bad = {"unallocated": (0, 1, 2, 3)}
+    found = audit([
+        stored(1, block("a", sequence=1, **bad)), stored(2, block("a", sequence=2, **bad)),
+        stored(3, block("a", sequence=3)), stored(4, block("a", sequence=4, **bad)),
+    ])  # fmt: skip
+    assert [v.revision for v in found] == [1, 1, 4, 4]
+
+
+def test_a_block_that_is_another_than_its_key_says_is_unreadable():
+    event = put(1, BlockKey("10.0.0.4/30"), block("a"))
+    assert [v.kind for v in audit([event])] == ["unreadable"]
+
+
+def test_an_endpoint_that_becomes_unreadable_still_has_what_it_had():
+    def endpoint(revision: int, name: str, text: str) -> Event:
+        key = f"/calico/resources/v3/projectcalico.org/workloadendpoints/prod/{name}"
+        raw = f'{{"kind":"WorkloadEndpoint","metadata":{{"name":"{name}"}},' \
+              f'"spec":{{"node":"n1","ipNetworks":["{text}"]}}}}'  # fmt: skip
+        return Event(revision, key, raw.encode())
+
+    assert kinds(endpoint(1, "a", "10.0.0.1"), endpoint(2, "a", "rubbish"),
+                 endpoint(3, "b", "10.0.0.1")) == ["unreadable", "endpoints"]  # fmt: skip
+
+
+def test_only_the_present_is_kept():
+    """Everything given back leaves nothing behind but what was counted."""
+    auditor = Auditor()
+    auditor.apply([
+        affinity(1, "n1", "confirmed"), stored(1, block("a", sequence=1)),
+        stored(2, block(sequence=2)),
+        Event(3, path_of(BlockKey(CIDR)), None),
+        Event(3, path_of(BlockAffinityKey("n1", CIDR)), None),
+    ])  # fmt: skip
+    assert auditor.looked() == Looked(revisions=3, blocks=1, addresses=1)
+    kept = [auditor._blocks, auditor._affinities, auditor._holders, auditor._shared, auditor._wrong]
+    assert not any(kept)

@@ -54,7 +54,7 @@ def test_what_an_endpoint_or_a_tunnel_names_is_in_use_and_the_rest_leaked():
         Standing.IN_USE, Standing.IN_USE, Standing.IN_USE, Standing.LEAKED,
     ]  # fmt: skip
     assert [allocation.owners for allocation in found] == [
-        ("WorkloadEndpoint(prod/wep)",), ("Node(n1)",), ("Service(prod/lb)",), (),
+        ("Workload(prod/wep)",), ("Node(n1)",), ("Service(prod/lb)",), (),
     ]  # fmt: skip
 
 
@@ -99,7 +99,15 @@ def test_borrowed_means_the_node_is_not_the_blocks():
     found = leaks.classify([block(pod("a"), pod("b", "n2"), Holder("h", {}))], {})
     assert [allocation.borrowed for allocation in found] == [False, True, False]
     (orphan,) = leaks.classify([block(pod("a"), affinity=None)], {})
-    assert not orphan.borrowed
+    assert orphan.borrowed  # from nobody: datamodel §6.8
+
+
+def test_an_assignment_that_points_to_no_attribute_is_there_and_its_owner_unknown():
+    broken = replace(block(pod("a")), attributes=())
+    assert standings(broken, {}) == [Standing.UNKNOWN]
+    assert standings(broken, {ip_address("10.0.0.0"): ("x",)}) == [Standing.IN_USE]
+    negative = replace(block(pod("a"), pod("b")), allocations=(0, -1, *[None] * 6))
+    assert [a.attribute is None for a in leaks.classify([negative], {})] == [False, True]
 
 
 def test_a_leak_is_released_with_its_handle_and_number_and_so_no_later_assignment():

@@ -147,3 +147,12 @@ async def test_the_first_failure_is_raised_as_itself_and_stops_the_rest():
     with pytest.raises(DatastoreUnavailable, match="away"):
         await for_each(call, range(5))
     assert finished == []
+
+
+@pytest.mark.parametrize("cidr", ["10.0.0.16/28", "rubbish", ""])
+async def test_a_block_that_is_another_than_its_key_says_is_not_believed(cidr: str):
+    store = MemoryDatastore()
+    await store.put(path_of(BlockKey(CIDR)), codec.encode(replace(BLOCK, cidr=cidr)))
+    with pytest.raises(DecodeError, match=r"its key says 10\.0\.0\.0/28"):
+        await Records(store).block(CIDR)
+    assert await Records(store).blocks(4) == {}
