@@ -22,9 +22,10 @@ LOG_LEVELS = ("panic", "fatal", "error", "warn", "info", "debug")
 _COMMANDS = {
     "apply": ("calicoctl.commands.crud", "apply"),
     "create": ("calicoctl.commands.crud", "create"),
+    "datastore": ("calicoctl.commands.datastore", "datastore"),
     "delete": ("calicoctl.commands.crud", "delete"),
     "get": ("calicoctl.commands.get", "get"),
-    "ipam": ("calicoctl.commands.ipam", "ipam"),
+    "ipam": ("calicoctl.commands.ipam.group", "ipam"),
     "label": ("calicoctl.commands.label", "label"),
     "node": ("calicoctl.commands.node", "node"),
     "patch": ("calicoctl.commands.patch", "patch"),
@@ -92,9 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code. No traceback ever reaches the operator for an expected error."""
     try:
-        cli.main(args=arguments, prog_name="calicoctl", standalone_mode=False)
-    except click.exceptions.Exit as err:
-        return err.exit_code
+        ended = cli.main(args=arguments, prog_name="calicoctl", standalone_mode=False)
     except click.Abort:
         return 130
     except click.UsageError as err:
@@ -110,7 +109,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # The reader of a pipe has seen enough.
         sys.stderr.close()
         return 1
-    return 0
+    # Click hands back the code of a command that left by ctx.exit(), and else what it returned.
+    return ended if isinstance(ended, int) else 0
 
 
 def usage_text(err: click.UsageError) -> str:

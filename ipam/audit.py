@@ -137,7 +137,9 @@ class Auditor:
             try:
                 found += self._event(revision, key, event)
             except (DecodeError, AddressError) as err:
-                found.append(Violation(revision, "unreadable", event.key, str(err)))
+                found.append(
+                    Violation(revision, "unreadable", event.key, " ".join(str(err).split()))
+                )
         return found
 
     def _check_touched(self, revision: int) -> list[Violation]:

@@ -36,7 +36,6 @@ from ipam.pools import Pool
 from libcalico.model.endpoints import WorkloadEndpoint
 from libcalico.model.ipam import Block, Handle
 from libcalico.model.keys import BlockAffinityKey, ResourceKey
-from libcalico.model.names import normal_handle_id
 from libcalico.model.node import Node
 from libcalico.net import Address
 

@@ -20,6 +20,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests.support.calicoctl import ctl  # noqa: F401  (fixture)
 from tests.support.etcd import (  # noqa: F401  (fixtures)
     etcd,
     etcd_authority,

@@ -84,8 +84,10 @@ class Block(Model, frozen=True, kw_only=True):
 
     def attribute_of(self, ordinal: int) -> AllocationAttribute | None:
         """The attribute an ordinal points to, None when it is free (or points to nothing)."""
+        if ordinal >= len(self.allocations) or self.attributes is None:
+            return None
         index = self.allocations[ordinal]
-        if index is None or self.attributes is None or not 0 <= index < len(self.attributes):
+        if index is None or not 0 <= index < len(self.attributes):
             return None
         return self.attributes[index]
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import yaml
 
-from calicoctl.main import run
 from ipam.blocks import new_block
 from libcalico.model.codec import encode
 from libcalico.model.keys import BlockKey, path_of
@@ -33,39 +31,6 @@ spec:
       source: {selector: "role == 'fe' && zone != 'x'", namespaceSelector: all()}
       destination: {ports: [80, "8000:8080", http-alt]}
 """
-
-
-class Ctl:
-    """Runs commands; `out` and `err` are the last one's."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-        self._capsys, self._folder = capsys, folder
-        self.out = self.err = ""
-
-    def __call__(self, *arguments: str, code: int = 0) -> str:
-        self._capsys.readouterr()
-        found = run(arguments)
-        self.out, self.err = self._capsys.readouterr()
-        assert found == code, (self.out, self.err)
-        assert "Traceback" not in self.err
-        return self.out
-
-    def file(self, text: str, name: str = "x.yaml") -> str:
-        path = self._folder / name
-        path.write_text(text)
-        return str(path)
-
-
-@pytest.fixture
-def ctl(
-    etcd: EtcdCluster,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Ctl:
-    monkeypatch.setenv("ETCD_ENDPOINTS", etcd.endpoints[0])
-    monkeypatch.setenv("DATASTORE_TYPE", "etcdv3")
-    return Ctl(capsys, tmp_path)
 
 
 def stored(etcd: EtcdCluster, plural: str, name: str) -> dict:

@@ -213,5 +213,6 @@ def test_only_the_present_is_kept():
         Event(3, path_of(BlockAffinityKey("n1", CIDR)), None),
     ])  # fmt: skip
     assert auditor.looked() == Looked(revisions=3, blocks=1, addresses=1)
-    kept = [auditor._blocks, auditor._affinities, auditor._holders, auditor._shared, auditor._wrong]
+    kept = [auditor._blocks, auditor._affinities, auditor._holders, auditor._shared]
+    kept += [auditor._wrong, auditor._touched]
     assert not any(kept)

@@ -1,0 +1,1 @@
+"""The commands of `calicoctl ipam`, one module each; `group` puts them together."""
