@@ -18,14 +18,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cni import hostlocal, netconf, nodefiles, readiness, results, veth, wirecheck
+from cni import hostlocal, netconf, nodefiles, readiness, results, sandbox, veth, wirecheck
 from cni.addresses import AddressManager
-from cni.endpoints import EndpointStore, build
+from cni.delete import left_of_stale
+from cni.endpoints import NETWORK_ANNOTATION, SANDBOX_ANNOTATION, EndpointStore, build
 from cni.facts import Stored
 from cni.hostnames import HostNames
 from cni.identity import Workload, identify
 from cni.netconf import NetConf
 from cni.ports import EndpointProgrammer, HostSettings
+from cni.queue import DeleteQueue, QueueRefused
 from cni.results import Interface, IPConfig, Result, RouteConfig
 from cni.skel import CniError, Code, Request
 from cni.threads import both, in_thread, to_the_end
@@ -68,6 +70,7 @@ class AddOperation:
     addresses: AddressManager
     names: HostNames
     lib_dir: Path
+    queue: DeleteQueue | None = None
 
     async def run(self, request: Request) -> Result:
         """Errors: CniError, or a SuiteError the agent translates."""
@@ -91,7 +94,26 @@ class AddOperation:
         await readiness.wait(asked.conf.node.readiness_gates)
         with self.names.claimed(asked.workload, everyone) as workload:
             result = await self._connect(replace(asked, workload=workload), settings)
+        await self._forget_stale(asked)
         return _merged(asked.conf, result)
+
+    async def _forget_stale(self, asked: Asked) -> None:
+        """The container that had the endpoint before died without a DEL, as by a reboot, and now
+        nothing names its addresses any more: what its DEL would have released is queued."""
+        old = asked.existing
+        if self.queue is None or old is None or old.container_id == asked.workload.container_id:
+            return
+        notes = old.endpoint.metadata.annotations
+        boot = await asyncio.to_thread(sandbox.boot_id)
+        if not old.container_id or not notes.get(NETWORK_ANNOTATION):
+            return
+        if sandbox.is_gone(notes.get(SANDBOX_ANNOTATION, ""), boot):
+            try:
+                await self.queue.put(left_of_stale(old, has_endpoint=False))
+            except QueueRefused as err:
+                LOG.warning(
+                    "addresses left to the collector", container=old.container_id, error=err
+                )
 
     async def _asked(self, request: Request) -> tuple[Asked, HostSettings]:
         """Everything that can be said before anything is looked up."""
@@ -166,7 +188,13 @@ class AddOperation:
                 self.addresses.assign(request, conf, workload),
             )
             wire = replace(wire, addresses=assigned, mtu_bytes=mtu_bytes or wire.mtu_bytes)
-            endpoint = build(workload, conf, addresses=assigned, mac=wire.mac)
+            endpoint = build(
+                workload,
+                conf,
+                addresses=assigned,
+                mac=wire.mac,
+                sandbox=sandbox.note(request.netns),
+            )
             undo.append(lambda: self.programmer.retract(workload.key))
             undo.append(lambda: self._forget(workload))
             recorded = Recorded(workload, endpoint, asked.existing)

@@ -18,7 +18,7 @@ from cni.pod_annotations import one_per_family
 from cni.skel import CniError, Code, Request
 from ipam import pools
 from ipam.client import IpamClient
-from ipam.requests import WORKLOAD, AssignIP, AutoAssign
+from ipam.requests import PLUGIN_ATTRIBUTE, WORKLOAD, AssignIP, AutoAssign
 from libcalico.errors import NotFound
 
 
@@ -73,14 +73,14 @@ class Addresses:
             # The pod's owner answers for it that nobody else has them.
             return conf.pod.addresses_no_ipam
         if conf.addresses:
-            return await self._requested(conf, workload)
+            return await self._requested(request, conf, workload)
         known = (await self._ipam.source.facts()).pools
         assigned = await self._ipam.auto_assign(
             AutoAssign(
                 host=workload.ids.node,
                 use=WORKLOAD,
                 handle_id=workload.handle_id,
-                attributes=self._attributes(workload),
+                attributes=self._attributes(request, workload),
                 num_v4=int(conf.ipam.assign_ipv4),
                 num_v6=int(conf.ipam.assign_ipv6),
                 pools_v4=pools.resolve(conf.ipam.ipv4_pools, known, 4),
@@ -92,7 +92,9 @@ class Addresses:
             raise CniError(Code.NETWORKING_FAILED, f"failed to request addresses: {error}")
         return tuple(str(interface.ip) for interface in assigned.addresses)
 
-    async def _requested(self, conf: NetConf, workload: Workload) -> tuple[str, ...]:
+    async def _requested(
+        self, request: Request, conf: NetConf, workload: Workload
+    ) -> tuple[str, ...]:
         found = [ipaddress.ip_address(address) for address in conf.addresses]
         for address in found:
             await self._ipam.assign_ip(
@@ -101,7 +103,7 @@ class Addresses:
                     host=workload.ids.node,
                     use=WORKLOAD,
                     handle_id=workload.handle_id,
-                    attributes=self._attributes(workload),
+                    attributes=self._attributes(request, workload),
                 )
             )
         return tuple(map(str, found))
@@ -168,11 +170,14 @@ class Addresses:
                 return f"there is no enabled IP pool for IPv{version}"
         return ""
 
-    def _attributes(self, workload: Workload) -> dict[str, str]:
-        """As Calico's plugin writes them; the timestamp is Go's time.Time.String() in UTC."""
+    def _attributes(self, request: Request, workload: Workload) -> dict[str, str]:
+        """As Calico's plugin writes them; the timestamp is Go's time.Time.String() in UTC. Where no
+        endpoint will name the address it says so: nobody shall take it for a leak."""
         now = self._now()
         stamp = f"{now:%Y-%m-%d %H:%M:%S}.{now.microsecond:06d} +0000 UTC"
         attributes = {"node": workload.ids.node, "timestamp": stamp}
         if workload.is_kubernetes:
             attributes |= {"namespace": workload.key.namespace, "pod": workload.ids.pod}
+        if request.plugin == CALICO_IPAM:
+            attributes[PLUGIN_ATTRIBUTE] = CALICO_IPAM
         return attributes

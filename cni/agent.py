@@ -19,7 +19,7 @@ import os
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 from cni import skel, veth
@@ -190,7 +190,12 @@ class Agent:
         match request.verb:
             case Verb.ADD:
                 return await AddOperation(
-                    self._programmer, self._store, self._addresses, self._names, self._lib_dir
+                    self._programmer,
+                    self._store,
+                    self._addresses,
+                    self._names,
+                    self._lib_dir,
+                    self._queue,
                 ).run(request)
             case Verb.DEL:
                 settings = self._programmer.settings()
@@ -209,6 +214,14 @@ class Agent:
             case Verb.STATUS:
                 await StatusOperation(self._programmer, self._store, self._addresses).run(request)
         return None
+
+    def held(self, attachment: tuple[str, str]) -> AbstractAsyncContextManager[None]:
+        """While it is held no request of this attachment (container, interface) runs (G1)."""
+        return self._locks.held(attachment)
+
+    def is_wiring(self, host_name: str) -> bool:
+        """Whether an ADD is about to use a name of the host's end."""
+        return self._names.is_claimed(host_name)
 
     def dump(self) -> dict[str, object]:
         return {

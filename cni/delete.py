@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from cni import netconf, veth
 from cni.addresses import AddressManager, is_delegated
-from cni.endpoints import EndpointStore
+from cni.endpoints import NETWORK_ANNOTATION, EndpointStore
 from cni.facts import Stored
 from cni.identity import Workload, identify
 from cni.netconf import NetConf
@@ -26,6 +26,7 @@ from cni.ports import EndpointProgrammer
 from cni.queue import AWAY, DeleteQueue, QueuedDelete, QueueRefused
 from cni.skel import CniError, Code, Request
 from libcalico.errors import DatastoreUnavailable
+from libcalico.model.names import cni_handle_id
 from libcalico.runtime import log
 
 LOG = log.get(__name__)
@@ -113,6 +114,21 @@ def left_of(workload: Workload, conf: NetConf, *, has_endpoint: bool = True) -> 
         namespace=workload.key.namespace,
         endpoint=workload.key.name if has_endpoint else "",
         handle_id="" if is_delegated(conf) else workload.handle_id,
+        queued_at=time.time(),
+    )
+
+
+def left_of_stale(stored: Stored, *, has_endpoint: bool = True) -> QueuedDelete:
+    """What a DEL would have done that never came (cni.sweep). The addresses go by their handle;
+    those of another IPAM plugin have none with us and stay for its own DEL and GC."""
+    network = stored.endpoint.metadata.annotations[NETWORK_ANNOTATION]
+    return QueuedDelete(
+        network=network,
+        container_id=stored.container_id,
+        ifname=stored.endpoint.spec.endpoint or "",
+        namespace=stored.key.namespace,
+        endpoint=stored.key.name if has_endpoint else "",
+        handle_id=cni_handle_id(network, stored.container_id),
         queued_at=time.time(),
     )
 

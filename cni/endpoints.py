@@ -44,6 +44,8 @@ MAX_ATTEMPTS = 5
 # Which CNI network an attachment is of: GC asks, and nothing else in the datastore tells when
 # another plugin gives the addresses.
 NETWORK_ANNOTATION = f"{PREFIX}network"
+# The network namespace it is in (cni.sandbox): the sweep asks.
+SANDBOX_ANNOTATION = f"{PREFIX}sandbox"
 DEFAULT_SERVICE_ACCOUNT = "default"
 
 
@@ -57,9 +59,15 @@ def profiles_of(workload: Workload, conf: NetConf) -> tuple[str, ...]:
 
 
 def build(
-    workload: Workload, conf: NetConf, *, addresses: tuple[str, ...], mac: str
+    workload: Workload,
+    conf: NetConf,
+    *,
+    addresses: tuple[str, ...],
+    mac: str,
+    sandbox: str = "",
 ) -> WorkloadEndpoint:
-    """The endpoint of a new wire. `mac` is the pod side's."""
+    """The endpoint of a new wire. `mac` is the pod side's, `sandbox` what is noted of the pod's
+    namespace."""
     labels = {
         **conf.labels,
         NAMESPACE_LABEL: workload.key.namespace,
@@ -87,7 +95,7 @@ def build(
         name=workload.key.name,
         namespace=workload.key.namespace,
         labels=labels,
-        annotations={NETWORK_ANNOTATION: conf.name},
+        annotations={NETWORK_ANNOTATION: conf.name, SANDBOX_ANNOTATION: sandbox},
     )
     return WorkloadEndpoint(metadata=metadata, spec=spec)
 

@@ -31,6 +31,10 @@ class HostNames:
     def __init__(self) -> None:
         self._claims: dict[str, Workload] = {}
 
+    def is_claimed(self, name: str) -> bool:
+        """Whether a request is about to use the name."""
+        return name in self._claims
+
     @contextmanager
     def claimed(self, workload: Workload, known: Iterable[Stored]) -> Iterator[Workload]:
         taken = {s.endpoint.spec.interface_name for s in known if s.key != workload.key}

@@ -39,6 +39,7 @@ from libcalico.netlink import (
     create_veth,
     delete_link,
     get_link,
+    list_links,
     resolve_route,
     run_in_namespace,
     set_address,
@@ -300,6 +301,12 @@ def _delete(sock: NetlinkSocket, link: int | str) -> bool:
             return False
         raise
     return True
+
+
+def host_names() -> set[str]:
+    """Names of all interfaces of the host. Errors: ProgrammingFailed."""
+    with NetlinkSocket() as host:
+        return {link.name for link in host.query(list_links())}
 
 
 def is_own_namespace(netns: str) -> bool:

@@ -266,6 +266,19 @@ class FelixConfig(InertParams):
         doc="Status files go under here; not set: the run directory, none: no files.",
     )
 
+    stale_endpoint_sweep_interval_s: float = param(
+        300.0,
+        parse=parse.seconds,
+        name="StaleEndpointSweepIntervalSecs",
+        doc="Endpoints whose container is gone without a DEL are looked for; 0: never.",
+    )
+    stale_endpoint_grace_s: float = param(
+        60.0,
+        parse=parse.seconds,
+        name="StaleEndpointGraceSecs",
+        doc="So long must a container be gone before its endpoint is removed.",
+    )
+
     # --- health, metrics, logs, debugging ---
     health_enabled: bool = setting(False, parse=parse.boolean, doc="Serve /liveness, /readiness.")
     health_host: str = setting("localhost", parse=parse.text, doc="Address to serve them on.")

@@ -37,6 +37,7 @@ from cni.endpoints import EndpointStore
 from cni.facts import ClusterFacts
 from cni.queue import DeleteQueue
 from cni.replay import Replayer
+from cni.sweep import Sweeper, SweepParts, SweepTerms
 from felix import config_page, daemon_commands
 from felix.calc.graph import CalcGraph
 from felix.config import FelixConfig
@@ -218,6 +219,20 @@ class Felix:
             self.replayer,
             lib_dir=paths.lib_dir(process.environ),
         )
+        self.sweeper = self._sweeper(store)
+
+    def _sweeper(self, store: EndpointStore) -> Sweeper:
+        live = self._local.live
+        return Sweeper(
+            SweepParts(
+                self.agent,
+                store,
+                self.programmer,
+                self.replayer.queue,
+                self._process.clock,
+                lambda: _sweep_terms(live.config),
+            )
+        )
 
     def _sinks(self, config: FelixConfig) -> list[StatusSink]:
         sinks: list[StatusSink] = [self._reporter]
@@ -246,6 +261,7 @@ class Felix:
         process.dumps.register("conntrack", self.dataplane.conntrack.dump)
         process.dumps.register("cni", self.agent.dump)
         process.dumps.register("cni-queue", self.replayer.dump)
+        process.dumps.register("cni-sweep", self.sweeper.dump)
         process.spawn("dataplane", loop.run)
         process.spawn("kernel-events", loop.watch_kernel)
         process.spawn("conntrack", self.dataplane.conntrack.run)
@@ -256,6 +272,7 @@ class Felix:
         serve = partial(self._serve_cni, agent_is_idle)
         process.spawn("cni", serve, restart=Restart.ON_FAILURE)
         process.spawn("cni-queue", self.replayer.run, restart=Restart.ON_FAILURE)
+        process.spawn("cni-sweep", self.sweeper.run, restart=Restart.ON_FAILURE)
 
     async def _serve_cni(self, agent_is_idle: asyncio.Event) -> None:
         agent_is_idle.clear()
@@ -330,6 +347,10 @@ def _on_config_change(changes: Changes) -> None:
     """Parameters that need no restart: only the log level acts by itself, others are read anew."""
     if "log_severity_screen" in changes.changed:
         log.set_level(str(changes.changed["log_severity_screen"][1]))
+
+
+def _sweep_terms(config: FelixConfig) -> SweepTerms:
+    return SweepTerms(config.stale_endpoint_sweep_interval_s, config.stale_endpoint_grace_s)
 
 
 def _reload_certificates(server: MetricsServer) -> None:

@@ -12,7 +12,8 @@ compared against what was seen here, so a plan that is overtaken does nothing.
       (`grace_s` 0) only vanished nodes are cleaned up;
   Q4  only addresses of workloads and tunnels are collected. Load balancer and virtual machine
       addresses have owners that are not in this datastore, and what has no node attribute was made
-      by hand. A tunnel's address goes only with its node: a node finds it again by handle;
+      by hand. A tunnel's address goes only with its node, which finds it again by handle; so does
+      one that another CNI plugin got from calico-ipam, whose pods have no endpoint;
   Q5  addresses of one handle go together: while one of them is in use none goes;
   Q6  an empty block goes when its node has more than `min_blocks` in that pool, one whose pool is
       gone always.
@@ -33,6 +34,7 @@ from ipam.blocks import BlockDraft, network_of_block
 from ipam.handles import Tunnel
 from ipam.leaks import Allocation, LeakTracker, Standing
 from ipam.pools import Pool
+from ipam.requests import PLUGIN_ATTRIBUTE
 from libcalico.model.endpoints import WorkloadEndpoint
 from libcalico.model.ipam import Block, Handle
 from libcalico.model.keys import BlockAffinityKey, ResourceKey
@@ -257,7 +259,7 @@ def _sorted_out(
             continue
         if node in vanished:
             gone.setdefault(node, []).append(allocation)
-        elif "type" not in allocation.attributes:
+        elif not {"type", PLUGIN_ATTRIBUTE} & allocation.attributes.keys():
             suspected.append(allocation)
     return gone, suspected
 

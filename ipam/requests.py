@@ -18,6 +18,10 @@ WORKLOAD: Final = "Workload"
 TUNNEL: Final = "Tunnel"
 LOAD_BALANCER_USE: Final = "LoadBalancer"
 
+#: Attribute of addresses that another CNI plugin's pods have by calico-ipam: they have no endpoint,
+#: and are given back by that plugin's DEL (or GC) or with their node.
+PLUGIN_ATTRIBUTE: Final = "plugin"
+
 NO_ATTRIBUTES: Final[Mapping[str, str]] = MappingProxyType({})
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from cni import install, wirecheck
 from cni.veth import HOST_MAC
+from ipam.garbage import Terms
 from libcalico.errors import AlreadyExists
 from libcalico.model import WorkloadEndpoint
 from libcalico.model.codec import encode
@@ -550,3 +551,17 @@ async def test_a_foreign_program_on_the_socket_is_dropped(node, tmp_path):
         writer.close()
         await writer.wait_closed()
         assert agent.socket_path.stat().st_mode & 0o777 == 0o600
+
+
+async def test_an_address_that_another_plugin_has_from_us_is_no_leak(node, tmp_path):
+    """Its pod has no endpoint to name it: only its plugin's DEL gives it back, or its node."""
+    conf = {**CONF, "type": "bridge"}
+    async with agent_node(node, tmp_path) as agent:
+        code, _ = await agent.call("ADD", plugin="calico-ipam", conf=conf, CNI_NETNS="/unused")
+        assert code == 0
+        collector = agent.ipam.collector()
+        for _ in range(2):
+            await collector.run_pass(Terms(grace_s=1e-6))
+        assert len(await agent.ipam.ips_by_handle("net.c1")) == 2
+        code, _ = await agent.call("DEL", plugin="calico-ipam", conf=conf)
+        assert (code, agent.leftovers()) == (0, [])

@@ -104,6 +104,7 @@ def test_without_a_grace_period_no_address_of_a_living_node_is_collected():
         Holder("lb", {"node": "n1", "service": "s"}),
         Holder("lb", {"node": "n1", "type": "loadBalancer"}),
         TUNNEL,
+        pod("bridged", plugin="calico-ipam"),
     ],
 )
 def test_what_has_an_owner_we_cannot_see_is_never_collected(holder: Holder):
