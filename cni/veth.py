@@ -1,7 +1,7 @@
 """The wire between host and pod: a veth pair, the pod's addresses and its two routes.
 
-Layer: edge (raw netlink through libcalico.netlink; blocking, a millisecond; DEL waits for the
-kernel's RCU, 20 ms, so call it from a thread). Used by cni.agent and cni.standalone.
+Layer: edge (raw netlink through libcalico.netlink; blocking, a millisecond or a few, so call it
+from a thread). Used by cni.agent and cni.standalone.
 Source: Calico cni-plugin/pkg/dataplane/linux; the batching is measured in reference/cni.md 3.
 
   W1  the pod's end is made directly in its namespace: it is never visible, or nameable, elsewhere;
@@ -10,7 +10,8 @@ Source: Calico cni-plugin/pkg/dataplane/linux; the batching is measured in refer
   W3  a veth of the same name on the host that has our MAC belongs to a dead endpoint (cni.hostnames
       keeps the names of the living) and is replaced; any other interface of that name, there or in
       the pod, is somebody else's: it stays, and is named in the error;
-  W4  failure half way removes the pair again.
+  W4  failure half way removes the pair again;
+  W5  a removal is over when the link does not exist for anybody any more, on either side.
 The host side's other sysctls (proxy_arp, forwarding, rp_filter) are felix's: they are policy of
 the node, kept right for as long as the endpoint lives.
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +58,7 @@ _SOMEWHERE = ("203.0.113.1", "2001:db8:ffff::1")
 LOOPBACK = 1
 PROC_SYS_NET = Path("/proc/sys/net")
 _IFINDEX_GONE = (errno.ENODEV, errno.ENXIO)
+_LOOK_AGAIN_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +174,11 @@ def _create_pair(host: NetlinkSocket, wire: PodWire, netns_fd: int, mtu_bytes: i
     host.execute(request)
 
 
-def _find(sock: NetlinkSocket, name: str) -> Link | None:
+def _find(sock: NetlinkSocket, which: str | int) -> Link | None:
     try:
-        return sock.query_one(get_link(name))
+        return sock.query_one(get_link(which))
     except ProgrammingFailed as err:
-        if err.errno in (errno.ENODEV, errno.ENOENT):
+        if err.errno in (errno.ENOENT, *_IFINDEX_GONE):
             return None
         raise
 
@@ -293,13 +296,18 @@ def delete_on_host(host_name: str) -> bool:
         raise CniError(Code.NETWORKING_FAILED, "failed to delete the interface", str(err)) from err
 
 
-def _delete(sock: NetlinkSocket, link: int | str) -> bool:
-    try:
-        sock.execute(delete_link(link))
-    except ProgrammingFailed as err:
-        if err.errno in _IFINDEX_GONE:
-            return False
-        raise
+def _delete(watcher: NetlinkSocket, which: int | str) -> bool:
+    """Delete a link of the calling thread's namespace, which `watcher` is bound to; returns as soon
+    as it is gone (W5). False when there is none."""
+    link = _find(watcher, which)
+    if link is None:
+        return False
+    deletion = _Deletion(link.ifindex)
+    deletion.start()
+    while deletion.is_alive() and _find(watcher, link.ifindex) is not None:
+        deletion.join(_LOOK_AGAIN_S)
+    if deletion.error is not None and deletion.error.errno not in _IFINDEX_GONE:
+        raise deletion.error
     return True
 
 
@@ -307,6 +315,24 @@ def host_names() -> set[str]:
     """Names of all interfaces of the host. Errors: ProgrammingFailed."""
     with NetlinkSocket() as host:
         return {link.name for link in host.query(list_links())}
+
+
+class _Deletion(threading.Thread):
+    """Sends the deletion and sits out the kernel's answer. That comes some 20 ms after the link is
+    gone: the kernel waits for readers of structures that nobody can reach any more."""
+
+    def __init__(self, ifindex: int) -> None:
+        super().__init__(name="veth-deletion", daemon=True)
+        self._ifindex = ifindex
+        self._socket = NetlinkSocket()  # here: bound to the creator's namespace
+        self.error: ProgrammingFailed | None = None
+
+    def run(self) -> None:
+        with self._socket:
+            try:
+                self._socket.execute(delete_link(self._ifindex))
+            except ProgrammingFailed as err:
+                self.error = err
 
 
 def is_own_namespace(netns: str) -> bool:

@@ -1,0 +1,75 @@
+"""cni.veth on the real kernel: the pair in two steps, and its removal."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from cni import veth
+from cni.skel import CniError, Code
+from libcalico.errors import ProgrammingFailed
+from libcalico.netlink import NetlinkSocket, VethEnd, create_veth, get_link
+from tests.support.netns import Namespace, NamespaceSet
+
+WIRE = veth.PodWire("cali0", "eth0", "", ("10.65.0.2", "fd65::2"), 1400, "02:00:00:00:00:02")
+
+
+def wire_to(pod: Namespace) -> veth.PodWire:
+    return dataclasses.replace(WIRE, netns=pod.path)
+
+
+def links(namespace: Namespace) -> set[str]:
+    shown = namespace.run("ip", "-br", "link")
+    return {line.split()[0].partition("@")[0] for line in shown.splitlines()} - {"lo"}
+
+
+@pytest.fixture
+def pod(netns: NamespaceSet) -> Namespace:
+    return netns.make("pod")
+
+
+def test_a_prepared_pair_has_no_address_and_is_down_until_it_is_completed(node, pod):
+    wire = wire_to(pod)
+    assert node.call(lambda: veth.prepare(dataclasses.replace(wire, addresses=()))) == 1400
+    assert not node.link("cali0").is_up
+    assert "inet" not in pod.run("ip", "addr", "show", "eth0")
+    made = node.call(lambda: veth.create(wire, is_prepared=True))
+    assert (made.mac, made.mtu_bytes) == (WIRE.mac, 1400)
+    assert node.call(lambda: veth.check(wire)) == []
+
+
+def test_preparing_leaves_a_taken_host_name_to_the_second_step_which_replaces_it(node, pod, netns):
+    """A refused ADD must not cost the predecessor its wire."""
+    before = netns.make("before")
+    node.call(lambda: veth.create(wire_to(before)))
+    assert node.call(lambda: veth.prepare(wire_to(pod))) == 0
+    assert node.call(lambda: veth.check(wire_to(before))) == []
+    node.call(lambda: veth.create(wire_to(pod)))
+    assert node.call(lambda: veth.check(wire_to(pod))) == []
+    assert links(before) == set()
+
+
+def test_preparing_where_the_pods_name_is_taken_leaves_nothing_on_the_host(node, pod):
+    pod.socket.execute(create_veth(VethEnd("eth0"), VethEnd("eth0-peer")))
+    with pytest.raises(CniError) as refused:
+        node.call(lambda: veth.prepare(wire_to(pod)))
+    assert refused.value.code == Code.NETWORKING_FAILED
+    assert links(node) == set()
+    assert links(pod) == {"eth0", "eth0-peer"}
+
+
+@pytest.mark.parametrize("side", ["pod", "host"])
+def test_after_a_removal_both_ends_are_gone_and_their_names_are_free_at_once(node, pod, side):
+    wire = wire_to(pod)
+    for _ in range(5):
+        node.call(lambda: veth.create(wire))
+        if side == "pod":
+            assert node.call(lambda: veth.delete_in_pod(pod.path, "eth0"))
+        else:
+            assert node.call(lambda: veth.delete_on_host("cali0"))
+        for where, name in ((node, "cali0"), (pod, "eth0")):
+            with NetlinkSocket.in_namespace(where.path) as sock, pytest.raises(ProgrammingFailed):
+                sock.query_one(get_link(name))
+    assert not node.call(lambda: veth.delete_in_pod(pod.path, "eth0"))
+    assert not node.call(lambda: veth.delete_on_host("cali0"))
