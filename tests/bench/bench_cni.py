@@ -4,8 +4,9 @@
                   `python3 -c pass` of the same interpreter.
 `cni-add`         one ADD on a node of a lab (real etcd, calico-node) with the executable that
                   install-cni made here: the C client where there is a compiler.
-`cni-add-python`  the same with the Python client, which machines without a compiler run.
-Both stand beside Debian's `ptp` with `host-local` in the same namespace and the same run; p50 of
+`cni-del`         the DEL of the same pods.
+`cni-add-python`  ADD with the Python client, which machines without a compiler run.
+All stand beside Debian's `ptp` with `host-local` in the same namespace and the same run; p50 of
 50, one at a time, taken in turns so that all see the same machine.
 """
 
@@ -31,10 +32,11 @@ from deploy.lab import shell
 from deploy.lab.cluster import Cluster, destroy, up
 from deploy.lab.topology import Options
 
-NAMES = ("cni-exec", "cni-add", "cni-add-python")
+NAMES = ("cni-exec", "cni-add", "cni-del", "cni-add-python")
 RUNS = 50
 EXEC_LIMIT_MS = 25.0
-ADD_LIMIT_RATIO = 1.5
+# The Python client costs a start of Python; the C client is what is installed with a compiler.
+LIMIT_RATIO, PYTHON_LIMIT_RATIO = 0.8, 1.5
 REFERENCE_PLUGINS = Path("/usr/lib/cni")
 CONF: dict[str, Any] = {"cniVersion": "1.0.0", "name": "bench"}
 
@@ -44,8 +46,8 @@ def run(only: set[str]) -> list[dict[str, Any]]:
     entries = []
     if "cni-exec" in wanted:
         entries.append(exec_to_first_byte())
-    if wanted & {"cni-add", "cni-add-python"}:
-        entries += one_add()
+    if wanted & {"cni-add", "cni-del", "cni-add-python"}:
+        entries += one_pod()
     return entries
 
 
@@ -91,30 +93,35 @@ def _first_byte(client: Path, listener: socket.socket) -> float:
 # --- cni-add --------------------------------------------------------------------------------------
 
 
-def one_add() -> list[dict[str, Any]]:
+def one_pod() -> list[dict[str, Any]]:
     if not (REFERENCE_PLUGINS / "ptp").exists():
         raise RuntimeError(f"{REFERENCE_PLUGINS}/ptp is missing: no baseline")
     cluster = up("bench", Options(nodes=1))
     try:
-        installed, python = _clients(cluster)
-        plugins = (installed, python, _reference(cluster))
-        taken: list[list[float]] = [[], [], []]
+        installed, python = clients(cluster)
+        plugins = (installed, python, reference(cluster))
+        taken: list[list[tuple[float, float]]] = [[], [], []]
         for _ in range(RUNS):
             for plugin, times in zip(plugins, taken, strict=True):
-                times.append(_timed_add(cluster, plugin))
+                times.append(_timed_pod(cluster, plugin))
     finally:
         destroy("bench")
     baseline = "ptp + host-local (Debian), same namespace"
+    adds, dels = ([[pair[which] for pair in times] for times in taken] for which in (0, 1))
     return [
-        _entry(name, ours, baseline, taken[2], limit=ADD_LIMIT_RATIO, is_absolute=False)
-        for name, ours in (("cni-add", taken[0]), ("cni-add-python", taken[1]))
+        _entry(name, ours, baseline, theirs, limit=limit, is_absolute=False)
+        for name, ours, theirs, limit in (
+            ("cni-add", adds[0], adds[2], LIMIT_RATIO),
+            ("cni-del", dels[0], dels[2], LIMIT_RATIO),
+            ("cni-add-python", adds[1], adds[2], PYTHON_LIMIT_RATIO),
+        )
     ]
 
 
 Plugin = tuple[Path, str, dict[str, Any]]
 
 
-def _clients(cluster: Cluster) -> tuple[Plugin, Plugin]:
+def clients(cluster: Cluster) -> tuple[Plugin, Plugin]:
     """The installed executable, and the Python client (the same file without a compiler)."""
     home = cluster.state.node_directory("node1")
     conf = {**CONF, "type": "calico", "ipam": {"type": "calico-ipam"}}
@@ -125,22 +132,21 @@ def _clients(cluster: Cluster) -> tuple[Plugin, Plugin]:
     return (installed, path, conf), (python, path, conf)
 
 
-def _reference(cluster: Cluster) -> Plugin:
+def reference(cluster: Cluster) -> Plugin:
     data = str(cluster.state.directory / "host-local")
     ipam = {"type": "host-local", "subnet": "10.99.0.0/16", "dataDir": data}
     conf = {**CONF, "name": "reference", "type": "ptp", "ipam": ipam}
     return REFERENCE_PLUGINS / "ptp", str(REFERENCE_PLUGINS), conf
 
 
-def _timed_add(cluster: Cluster, plugin: Plugin) -> float:
-    """One ADD in a new namespace; the DEL that follows is not timed."""
+def _timed_pod(cluster: Cluster, plugin: Plugin) -> tuple[float, float]:
+    """ADD and DEL of one pod, in seconds."""
     program, path, conf = plugin
     node = cluster.topology.node("node1")
     container = uuid.uuid4().hex
     pod = f"brn-bench-p-{container[:8]}"
     shell.ip(None, "netns", "add", pod)
     environ = cluster.environment(node) | {
-        "CNI_COMMAND": "ADD",
         "CNI_CONTAINERID": container,
         "CNI_NETNS": f"/run/netns/{pod}",
         "CNI_IFNAME": "eth0",
@@ -151,11 +157,17 @@ def _timed_add(cluster: Cluster, plugin: Plugin) -> float:
     # Without nsenter in the measurement: the plugin is started inside the node already.
     starter = [sys.executable, "-c", _IN_NODE, str(program)]
     try:
-        done = shell.run(starter, namespace=node.namespace, env=environ, stdin=stdin)
-        return float(done.stdout)
+        add, delete = (
+            shell.run(
+                starter,
+                namespace=node.namespace,
+                env=environ | {"CNI_COMMAND": verb},
+                stdin=stdin,
+            )
+            for verb in ("ADD", "DEL")
+        )
+        return float(add.stdout), float(delete.stdout)
     finally:
-        environ["CNI_COMMAND"] = "DEL"
-        shell.run([str(program)], namespace=node.namespace, env=environ, stdin=stdin, check=False)
         shell.ip(None, "netns", "delete", pod)
 
 
