@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from functools import partial
 
 from cni import netconf, veth
 from cni.addresses import AddressManager, is_delegated
@@ -25,6 +26,7 @@ from cni.netconf import NetConf
 from cni.ports import EndpointProgrammer
 from cni.queue import AWAY, DeleteQueue, QueuedDelete, QueueRefused
 from cni.skel import CniError, Code, Request
+from cni.threads import both, in_thread
 from libcalico.errors import DatastoreUnavailable
 from libcalico.model.names import cni_handle_id
 from libcalico.runtime import log
@@ -51,16 +53,14 @@ class DeleteOperation:
         """Errors: CniError code 11 when something has to be tried again."""
         conf = netconf.parse_for_delete(request)
         workload = identify(request, conf, node=self.node_name, prefix=self.interface_prefix)
-        problem: Exception | None = None
-        mine: list[Stored] = []
-        try:
-            async with asyncio.timeout(_PATIENCE_S):
-                mine = await self._forget(workload)
-        except AWAY as err:
-            problem = err
-            mine = self._of_this_container(workload, self.store.recall(workload))
-            await self._retract(mine)
-        await self._unwire(request, mine)
+        # From inside the pod only this container's wire can be hit, whoever owns the record: so
+        # the kernel need not wait for the datastore.
+        (mine, problem), is_unwired = await both(
+            self._forget_or_retract(workload),
+            in_thread(lambda: veth.delete_in_pod(request.netns, request.ifname)),
+        )
+        if not is_unwired:
+            await self._unwire_on_host(mine)
         if is_delegated(conf):
             await self.addresses.release(request, conf, workload.handle_id)
         elif problem is None:
@@ -73,6 +73,16 @@ class DeleteOperation:
             await put_off(self.queue, left_of(workload, conf), problem)
             return
         LOG.info("pod disconnected", endpoint=workload.key.name, known=len(mine))
+
+    async def _forget_or_retract(self, workload: Workload) -> tuple[list[Stored], Exception | None]:
+        """What was this container's, and why its record is still in the datastore (D3)."""
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                return await self._forget(workload), None
+        except AWAY as err:
+            mine = self._of_this_container(workload, self.store.recall(workload))
+            await self._retract(mine)
+            return mine, err
 
     async def _forget(self, workload: Workload) -> list[Stored]:
         """Delete the record, then route and policy. Returns what was this container's."""
@@ -96,13 +106,12 @@ class DeleteOperation:
             if self.programmer is not None:
                 await self.programmer.retract(stored.key)
 
-    async def _unwire(self, request: Request, mine: list[Stored]) -> None:
-        if await asyncio.to_thread(veth.delete_in_pod, request.netns, request.ifname):
-            return
+    async def _unwire_on_host(self, mine: list[Stored]) -> None:
+        """Without the pod's namespace the record is what names the wire."""
         for stored in mine:
             name = stored.endpoint.spec.interface_name
             if name:
-                await asyncio.to_thread(veth.delete_on_host, name)
+                await in_thread(partial(veth.delete_on_host, name))
 
 
 def left_of(workload: Workload, conf: NetConf, *, has_endpoint: bool = True) -> QueuedDelete:

@@ -26,6 +26,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -68,6 +69,9 @@ from libcalico.runtime.version import VERSION
 from libcalico.syncer.watcher import WatchSyncer
 
 LOG = log.get(__name__)
+# The CNI agent's kernel work. asyncio's own choice is six on two cores, and pods that start would
+# queue behind pods that end, whose threads sleep in the kernel.
+CNI_THREADS = 32
 
 # Everything felix and the CNI agent follow.
 PREFIXES = (
@@ -125,6 +129,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 async def start(process: Process, local: LocalSettings, closing: ExitStack) -> None:
     """supervise's start function: wait for the datastore, build, spawn."""
     LOG.info("felix starts", node=local.node, reason=VERSION)
+    threads = ThreadPoolExecutor(CNI_THREADS, "felix")
+    asyncio.get_running_loop().set_default_executor(threads)
     health = FelixHealth(local.live.config, clock=process.clock)
     watcher = ConfigWatcher(local.live, local.node)
     process.dumps.register("config", watcher.dump)

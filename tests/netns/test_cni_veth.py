@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from cni import veth
+from cni import veth, wirecheck
 from cni.skel import CniError, Code
 from libcalico.errors import ProgrammingFailed
 from libcalico.netlink import NetlinkSocket, VethEnd, create_veth, get_link
@@ -17,6 +17,10 @@ WIRE = veth.PodWire("cali0", "eth0", "", ("10.65.0.2", "fd65::2"), 1400, "02:00:
 
 def wire_to(pod: Namespace) -> veth.PodWire:
     return dataclasses.replace(WIRE, netns=pod.path)
+
+
+def problems(node: Namespace, wire: veth.PodWire) -> tuple[str, ...]:
+    return node.call(lambda: wirecheck.wire(wire).problems)
 
 
 def links(namespace: Namespace) -> set[str]:
@@ -36,7 +40,7 @@ def test_a_prepared_pair_has_no_address_and_is_down_until_it_is_completed(node, 
     assert "inet" not in pod.run("ip", "addr", "show", "eth0")
     made = node.call(lambda: veth.create(wire, is_prepared=True))
     assert (made.mac, made.mtu_bytes) == (WIRE.mac, 1400)
-    assert node.call(lambda: veth.check(wire)) == []
+    assert problems(node, wire) == ()
 
 
 def test_preparing_leaves_a_taken_host_name_to_the_second_step_which_replaces_it(node, pod, netns):
@@ -44,9 +48,9 @@ def test_preparing_leaves_a_taken_host_name_to_the_second_step_which_replaces_it
     before = netns.make("before")
     node.call(lambda: veth.create(wire_to(before)))
     assert node.call(lambda: veth.prepare(wire_to(pod))) == 0
-    assert node.call(lambda: veth.check(wire_to(before))) == []
+    assert problems(node, wire_to(before)) == ()
     node.call(lambda: veth.create(wire_to(pod)))
-    assert node.call(lambda: veth.check(wire_to(pod))) == []
+    assert problems(node, wire_to(pod)) == ()
     assert links(before) == set()
 
 
