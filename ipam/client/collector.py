@@ -97,7 +97,8 @@ class Collector:
         """Errors: DatastoreUnavailable, Unauthorized; Stopped (J4). What was done is done."""
         seen = await self._reader.read()
         now, wall = self._clock.monotonic(), self._clock.wall()
-        plan = self._finder.find(seen, terms, now=now, wall=wall)
+        # In a thread: seconds in a large cluster, in which the lease has to be refreshed.
+        plan = await asyncio.to_thread(self._finder.find, seen, terms, now=now, wall=wall)
         run = _Pass(self, Report(plan, seen))
         await run.run()
         return run.report

@@ -19,7 +19,7 @@ from libcalico.datastore.etcd import EtcdDatastore
 from libcalico.datastore.etcd_link import EtcdConfig
 from libcalico.errors import DatastoreUnavailable
 from libcalico.model.keys import BlockKey, path_of
-from libcalico.testing.etcd import EtcdCluster
+from libcalico.testing.etcd import EtcdCluster, free_ports
 from tests.support import garbage
 from tests.support.garbage import connected, controllers_process, endpoint, initialised
 from tests.support.ipam import (
@@ -333,6 +333,8 @@ async def test_a_leader_that_the_datastore_leaves_stops_writing_and_leads_again(
                 assert process.returncode is None
         member.start()
         await asyncio.to_thread(member.wait_ready)
+        await store.close()
+        store = EtcdDatastore(EtcdConfig(cluster.endpoints))  # one that has not given up on it
         await garbage.leave_behind(store, POOL, ["gone"], pods=1)
 
         async def clean() -> bool:
@@ -371,3 +373,44 @@ async def test_a_node_that_comes_back_meanwhile_keeps_its_tunnel_address(store: 
     assert report.overtaken["address"] > 0
     assert len(await held(store)) == 3
     await consistent(store)
+
+
+async def page(port: int, path: str) -> str:
+    """The body of a page; "" while nobody serves it."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return ""
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+    found = (await reader.read()).decode()
+    writer.close()
+    await writer.wait_closed()
+    return found
+
+
+async def test_the_pages_show_what_was_collected_and_how_it_goes(
+    store: EtcdDatastore, etcd: EtcdCluster
+):
+    await initialised(store, [POOL], ["n1"])
+    await connected(client(store, source(POOL, nodes=["n1"])), store, "web", "n1")
+    await garbage.leave_behind(store, POOL, ["gone"], pods=1)
+    health, metrics = free_ports(2)
+    settings = {
+        "HEALTH_ENABLED": "true",
+        "HEALTH_HOST": "127.0.0.1",
+        "HEALTH_PORT": str(health),
+        "PROMETHEUS_METRICS_HOST": "127.0.0.1",
+        "PROMETHEUS_METRICS_PORT": str(metrics),
+    }
+    async with controllers_process(etcd, **settings):
+
+        async def collected() -> bool:
+            return 'ipam_gc_passes_total{outcome="complete"} 1.0' in await page(metrics, "/metrics")
+
+        await until(collected)
+        shown = await page(metrics, "/metrics")
+        assert 'ipam_allocations_in_use{ippool="a",node="n1"} 1.0' in shown
+        assert 'ipam_allocations_gc_reclamations{ippool="a",node="gone"} 3.0' in shown
+        ready = await page(health, "/readiness")
+        assert "200" in ready.splitlines()[0]
+        assert "0 addresses look leaked" in ready

@@ -15,7 +15,7 @@ from ipam.client.records import encoded
 from ipam.garbage import Terms
 from libcalico.errors import DatastoreUnavailable
 from libcalico.model.ipam import AllocationAttribute, Block, Handle
-from libcalico.model.keys import BlockKey, HandleKey, path_of
+from libcalico.model.keys import BlockKey, FelixStatusKey, HandleKey, path_of
 from libcalico.testing.clock import FakeClock
 from libcalico.testing.datastore import MemoryDatastore
 from tests.support import garbage
@@ -128,6 +128,30 @@ async def test_a_vanished_node_leaves_nothing(store: MemoryDatastore, clock: Fak
     await leave_behind(store, POOL, ["gone"], pods=2)
     await collector(store, clock).run_pass(TERMS)
     assert (await store.list("/calico/ipam/")).kvs == kept
+
+
+async def test_a_node_whose_felix_reports_keeps_everything(
+    store: MemoryDatastore, clock: FakeClock
+):
+    await leave_behind(store, POOL, ["alive"], pods=2)
+    before = (await store.list("/calico/ipam/")).kvs
+    await store.put(path_of(FelixStatusKey("alive")), b"{}")
+    await collector(store, clock).run_pass(TERMS)
+    assert (await store.list("/calico/ipam/")).kvs == before
+
+
+async def test_an_unreadable_endpoint_is_said_once_and_protects_its_node(
+    store: MemoryDatastore, clock: FakeClock, caplog: pytest.LogCaptureFixture
+):
+    ipam = client(store, KNOWN)
+    await connected(ipam, store, "web", "n1")
+    other = await connected(ipam, store, "web", "n2")
+    await store.put(path_of(garbage.endpoint_key("web", "n1")), b"{")
+    await store.delete(path_of(garbage.endpoint_key("web", "n2")))
+    report = await after_grace(store, clock)
+    assert [str(a.address) for a in report.released] == [other]
+    said = [r for r in caplog.records if "left as it is" in r.message]
+    assert len(said) == 1
 
 
 async def test_an_affinity_in_any_state_and_a_block_without_a_key_go_with_their_node(
