@@ -23,11 +23,12 @@ def default_conflist(
     *, mtu_bytes: int = 0, assign_ipv6: bool = False, with_portmap: bool = False
 ) -> bytes:
     """calico, and portmap (hostPort) where that plugin is installed; the datastore's credentials
-    stay with felix."""
+    stay with felix, and a pod's annotations come with the runtime's request."""
     calico: dict[str, object] = {
         "type": "calico",
         "log_level": "info",
         "mtu": mtu_bytes,
+        "capabilities": {"io.kubernetes.cri.pod-annotations": True},
         "ipam": {
             "type": "calico-ipam",
             "assign_ipv4": "true",

@@ -59,13 +59,19 @@ class Host:
         self.wait_ready()
 
     def start_etcd(self) -> None:
-        self.machine.spawn(
+        self._etcd = self.machine.spawn(
             *("etcd", "--data-dir", "/run/etcd", "--log-level", "error", "--unsafe-no-fsync"),
             log="etcd",
             env=ENVIRON | {"ETCD_ENDPOINTS": ""},
         )
         health = ("etcdctl", "endpoint", "health")
         assert eventually(lambda: self.machine.attempt(*health).returncode == 0, timeout_s=START_S)
+
+    def stop_etcd(self) -> None:
+        """SIGKILL: the machine is gone from one moment to the next. Its data stays."""
+        for pid in self.machine.processes("etcd"):
+            os.kill(pid, signal.SIGKILL)
+        self._etcd.wait(timeout=20)
 
     def start_node(self) -> None:
         self._node = self.machine.spawn("calico-node", log="calico-node", env=ENVIRON)

@@ -149,6 +149,38 @@ def test_a_mapped_port_leads_to_the_pod_as_long_as_it_lives(containerd):
     assert "8080" not in host.netns.run("iptables", "-t", "nat", "-S")
 
 
+def test_annotations_of_a_pod_decide_its_addresses_and_mac(containerd):
+    annotations = {
+        "cni.projectcalico.org/ipAddrs": '["10.65.77.7", "fd65::77:7"]',
+        "cni.projectcalico.org/hwAddr": "02:00:00:77:07:07",
+    }
+    _, status = containerd.start(Pod("web", annotations=annotations))
+    assert set(status.addresses) == {"10.65.77.7", "fd65::77:7"}
+    shown = containerd.host.in_namespace(status.netns, "ip", "link", "show", "eth0").stdout
+    assert "02:00:00:77:07:07" in shown
+    assert all(can_ping(containerd.host.outside, address) for address in status.addresses)
+
+
+def test_a_wrong_annotation_is_told_to_the_kubelet_and_leaves_nothing(containerd):
+    annotations = {"cni.projectcalico.org/ipAddrs": '["10.65.77.300"]'}
+    with pytest.raises(CriError, match=r"ipAddrs.*10\.65\.77\.300"):
+        containerd.cri.run(Pod("web", annotations=annotations))
+    _clean_up_as_a_kubelet(containerd)
+    assert containerd.host.leftovers() == []
+
+
+def test_a_pod_that_ends_while_etcd_is_away_leaves_nothing_once_it_is_back(containerd):
+    host = containerd.host
+    sandbox, status = containerd.start(Pod("web"))
+    host.stop_etcd()
+    try:
+        containerd.end(sandbox)
+        assert not any(can_ping(host.outside, address) for address in status.addresses)
+    finally:
+        host.start_etcd()
+    assert eventually(lambda: host.leftovers() == [], timeout_s=30), host.leftovers()
+
+
 def test_a_pod_that_ends_while_felix_is_down_leaves_nothing(containerd):
     host = containerd.host
     sandbox, status = containerd.start(Pod("web"))
