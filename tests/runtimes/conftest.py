@@ -6,45 +6,18 @@ collected, and the header of the run says so. (A skip would be a failure of `mak
 
 from __future__ import annotations
 
-import re
 import shutil
-import subprocess
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests.runtimes.containerd import Containerd
 from tests.runtimes.host import Host
-from tests.runtimes.podman import Podman
+from tests.runtimes.podman import Podman, podman_has_no_cni
 from tests.support.netns import NamespaceSet, eventually, why_unavailable
 
 HERE = Path(__file__).parent
-LAST_PODMAN_WITH_CNI = 4
-
-
-@cache
-def podman_version() -> str:
-    """Empty when podman is not installed."""
-    if shutil.which("podman") is None:
-        return ""
-    said = subprocess.run(
-        ["podman", "--version"], capture_output=True, text=True, timeout=20, check=False
-    )
-    found = re.search(r"\d+(\.\d+)*", said.stdout)
-    return found[0] if found else ""
-
-
-def podman_has_no_cni() -> bool:
-    """True also where Debian's podman would have none and the tests' packages leave it out."""
-    version = podman_version() or _debian_podman()
-    return bool(version) and int(version.partition(".")[0]) > LAST_PODMAN_WITH_CNI
-
-
-def _debian_podman() -> str:
-    release = re.search(r'^VERSION_ID="?(\d+)', Path("/etc/os-release").read_text(), re.MULTILINE)
-    return "5" if release and int(release[1]) > 12 else ""
 
 
 def pytest_report_header() -> str | None:

@@ -42,7 +42,7 @@ class Containerd:
         config = self.machine.path("/etc/containerd/config.toml")
         config.parent.mkdir(parents=True, exist_ok=True)
         config.write_text(CONFIG)
-        self._start()
+        self.start_daemon()
         archive = pause_image(self._folder)
         self.machine.run("ctr", "-n", "k8s.io", "images", "import", str(archive))
         self.cri = Cri(socket_of(self.machine.path("/")), cgroup=self.machine.cgroup)
@@ -51,24 +51,24 @@ class Containerd:
 
     def __exit__(self, *exc_info: object) -> None:
         self.cri.__exit__()
-        self._stop(signal.SIGTERM)
+        self.stop_daemon()
 
-    def _start(self) -> None:
+    def start_daemon(self) -> None:
         self._process = self.machine.spawn("containerd", log="containerd", env=ENVIRON)
         ready = ("ctr", "version")
         assert eventually(
             lambda: self.machine.attempt(*ready).returncode == 0, timeout_s=START_S
         ), self.machine.log("containerd")
 
-    def _stop(self, number: signal.Signals) -> None:
+    def stop_daemon(self, number: signal.Signals = signal.SIGTERM) -> None:
         for pid in self.machine.processes("containerd"):
             os.kill(pid, number)
         self._process.wait(timeout=20)
 
     def restart(self, number: signal.Signals) -> None:
         """End the daemon with that signal; its shims, the pods, go on."""
-        self._stop(number)
-        self._start()
+        self.stop_daemon(number)
+        self.start_daemon()
         assert eventually(self._answers, timeout_s=START_S)
 
     def _answers(self) -> bool:

@@ -153,8 +153,14 @@ def frozen(machine: Machine, program: str) -> Iterator[None]:
     try:
         yield
     finally:
-        for pid in pids:
+        # nsenter, which waits for one, stops together with it.
+        for pid in pids + [_parent(pid) for pid in pids]:
             os.kill(pid, signal.SIGCONT)
+
+
+def _parent(pid: int) -> int:
+    """proc(5): the fourth field of stat; the second, the name, may have anything in it."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def _plug_in(host: Namespace, outside: Namespace) -> None:

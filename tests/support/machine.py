@@ -31,6 +31,8 @@ from typing import Any
 from tests.support.netns import Namespace, eventually
 
 CGROUPS = Path("/sys/fs/cgroup")
+# What podman and ctr use without being told another; removed if they were not there before.
+_DEFAULT_GROUPS = {"libpod_parent", "default"}
 _GROUP = re.compile(r"brn-t(\d+)x\d+-")
 # The first process inherits orphans; with SIGCHLD ignored the kernel reaps them. (A shell's `trap`
 # would not do: dash keeps SIGCHLD for itself.)
@@ -62,6 +64,7 @@ class Machine:
 
     def __init__(self, netns: Namespace) -> None:
         remove_stale_cgroups()
+        self._others = {name for name in _DEFAULT_GROUPS if _tops(name)}
         self.netns = netns
         self.cgroup = netns.name
         command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork"]
@@ -134,7 +137,8 @@ class Machine:
         if self._holder.poll() is None:
             self._holder.kill()
         self._holder.wait()
-        remove_cgroups(self.cgroup)
+        for name in (self.cgroup, *sorted(_DEFAULT_GROUPS - self._others)):
+            remove_cgroups(name)
 
 
 def remove_cgroups(name: str) -> None:
