@@ -328,6 +328,21 @@ def test_6_8_an_address_assigned_again_since_the_report_is_left_alone(
     assert ctl("ipam", "show", "--ip=10.10.0.4") == "10.10.0.4 is not assigned\n"
 
 
+def test_6_8_a_handle_that_a_block_names_by_now_is_skipped_though_it_has_not_changed(
+    ctl: Ctl, cluster: EtcdCluster, tmp_path: Path
+):
+    """A Calico writer counts the handle up before it writes the block: here it is in between."""
+    ctl("datastore", "migrate", "lock")
+    put(cluster, HandleKey("net.slow"), Handle(block={"10.10.0.8/29": 1}))
+    file = report(ctl, tmp_path)
+    draft = BlockDraft(blocks.new_block("10.10.0.8/29", 5))
+    draft.assign(1, Holder("net.slow", {"pod": "slow"}))
+    put(cluster, BlockKey("10.10.0.8/29"), draft.finish())
+    said = ctl("ipam", "release", "--from-report", file)
+    assert "\nx\nReleased 0 handles; 1 skipped; 0 errors.\n" in said
+    assert "net.slow" in cluster.ctl("get", "--keys-only", path_of(HandleKey("net.slow")))
+
+
 def test_6_8_a_report_is_refused_when_it_may_not_be_about_this_state(
     ctl: Ctl, cluster: EtcdCluster, tmp_path: Path
 ):
@@ -516,6 +531,7 @@ def test_an_audit_finds_a_double_holder_written_by_hand_at_its_revision(
     ctl: Ctl, cluster: EtcdCluster
 ):
     start = revision_of(cluster)
+    cluster.ctl("put", "not-of-calico", "x")
     draft = BlockDraft(blocks.new_block("10.10.0.0/30", 5))
     for pod in ("x", "thief"):
         draft.assign(1, Holder(f"net.{pod}", {}))
