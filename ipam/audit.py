@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import groupby, zip_longest
 
 from ipam import blocks
@@ -73,6 +74,9 @@ class Violation:
     def __str__(self) -> str:
         return f"revision {self.revision}: {self.kind}: {self.subject}: {self.detail}"
 
+
+# The same few keys are written again and again.
+_key_of = lru_cache(maxsize=16_384)(parse)
 
 # Who holds an address: a handle, or without one the attributes.
 Holder = str
@@ -133,7 +137,7 @@ class Auditor:
     def _events(self, revision: int, events: Iterable[Event]) -> list[Violation]:
         found: list[Violation] = []
         for event in events:
-            key = parse(event.key)
+            key = _key_of(event.key)
             try:
                 found += self._event(revision, key, event)
             except (DecodeError, AddressError) as err:

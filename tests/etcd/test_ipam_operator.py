@@ -259,6 +259,40 @@ def test_6_9_a_check_of_a_cluster_with_a_leak_and_its_report_to_the_byte(
     )
 
 
+def test_6_8_one_address_is_shown_released_and_rests(ctl: Ctl, cluster: EtcdCluster):
+    assert ctl("ipam", "show", "--ip=10.10.0.2") == (
+        "IP 10.10.0.2 is in use\nHandle ID: net.left\nActive Owner Attributes:\n"
+        "  namespace: prod\n  node: n1\n  pod: left\n  timestamp: then\n"
+    )
+    released = "Successfully released IP address 10.10.0.2\n"
+    assert ctl("ipam", "release", "--ip=10.10.0.2") == released
+    ctl("ipam", "release", "--ip=10.10.0.2", code=1)
+    assert ctl.err == "IP address 10.10.0.2 is not assigned\n"
+    ctl("ipam", "configure", "--ip-cooldown-seconds=600")
+    ctl("ipam", "release", "--ip=10.10.0.1")
+    ctl("ipam", "show", "--ip=10.10.0.1", code=1)
+    assert ctl.err == "address 10.10.0.1 is in cooldown\n"
+
+
+def test_6_8_settings_are_set_together_or_not_at_all(ctl: Ctl, etcd: EtcdCluster):
+    ctl("apply", "-f", ctl.file(CLUSTER))
+    ctl("ipam", "configure", "--max-blocks-per-host=4", code=1)
+    assert ctl.err == "error: MaxBlocksPerHost requires StrictAffinity to be enabled\n"
+    assert etcd.ctl("get", "/calico/ipam/v2/config") == ""
+    said = ctl("ipam", "configure", "--strictaffinity=1", "--max-blocks-per-host=4",
+               "--kubevirt-ip-persistence=Enabled", "--ip-cooldown-seconds=30")  # fmt: skip
+    assert said == (
+        "Successfully set StrictAffinity to: true\n"
+        "Successfully set MaxBlocksPerHost to: 4\n"
+        "Successfully set KubeVirtVMAddressPersistence to: Enabled\n"
+        "Successfully set IPCooldownSeconds to: 30\n"
+    )
+    assert json.loads(etcd.ctl("get", "--print-value-only", "/calico/ipam/v2/config")) == {
+        "strict_affinity": True, "auto_allocate_blocks": True, "maxBlocksPerHost": 4,
+        "kubeVirtVMAddressPersistence": "Enabled", "ipCooldownSeconds": 30,
+    }  # fmt: skip
+
+
 def report(ctl: Ctl, folder: Path, name: str = "report.json") -> str:
     file = str(folder / name)
     ctl("ipam", "check", "-o", file)
