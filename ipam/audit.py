@@ -5,7 +5,9 @@ and by the stress tests, against Calico's writers as well as ours.
 
 What is checked after each revision:
   V1  handover: an assigned address changes its holder only by way of a revision in which it is free
-      (or cooling down); our own writes keep to that (`ipam.batch` W1), and so do Calico's;
+      (or cooling down); our own writes keep to that (`ipam.batch` W1), and so do Calico's. An
+      address out of a node's offline reserve may go to a handle of that node and of no other: the
+      holder is the node, before and after (`ipam.reserve` O2);
   V2  overlap: no address is assigned in two blocks;
   V3  owners: of each block at most one affinity is confirmed, and it is the block's own;
   V4  block: its record does not contradict itself (`blocks.problems_of`);
@@ -24,7 +26,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby, zip_longest
 
-from ipam import blocks
+from ipam import blocks, reserve
 from ipam.affinity import HOST, VIRTUAL
 from ipam.blocks import network_of_block
 from libcalico.datastore.api import EventType, KeyValue, WatchEvent
@@ -185,7 +187,8 @@ class Auditor:
         before = self._blocks.pop(cidr, None)
         state = None if after is None else _state_of(after)
         for ordinal, held, holder in _differences(before, state):
-            if held is not None and holder is not None:
+            is_change = held is not None and holder is not None
+            if is_change and not _is_own_reserve(before, state, ordinal):
                 subject = _text(_place(before, state, ordinal))
                 detail = f"from {held} to {holder} in one write"
                 yield Violation(revision, "handover", subject, detail)
@@ -308,6 +311,14 @@ def _place(before: _BlockState | None, after: _BlockState | None, ordinal: int) 
 
 def _text(place: _Place) -> str:
     return str(address_of(*place))
+
+
+def _is_own_reserve(before: _BlockState | None, after: _BlockState | None, ordinal: int) -> bool:
+    """Whether an address came out of the reserve of the very node that holds it now."""
+    if before is None or after is None:
+        return False
+    was, now = before.block.attribute_of(ordinal), after.block.attribute_of(ordinal)
+    return was is not None and now is not None and reserve.is_handover(was, now)
 
 
 def _name(attribute: AllocationAttribute) -> Holder:

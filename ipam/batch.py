@@ -5,7 +5,7 @@ writes the plan in one transaction (block and handles together) and shares out t
 
   W1  assignments go first, releases after them: no single write moves an address from one holder to
       another, so every change of hands is visible in the datastore's history (`ipam.audit` relies
-      on it);
+      on it). A node's own reserve is its pods' beforehand and goes to them in one write (O2);
   W2  a refused request leaves no trace in the plan; the others are served;
   W3  a request whose answer was lost is first looked for in the block as it is now, and only done
       again when it is not there. What identifies it: the sequence number the block had before that
@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ipam import blocks, handles
+from ipam import blocks, handles, reserve
 from ipam.affinity import Owner, Versioned
 from ipam.blocks import BlockDraft, Held, Holder, ReleaseEffect
 from ipam.errors import HandleMismatch
@@ -62,6 +62,15 @@ class AssignOne:
     max_alloc: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandOver:
+    """One address from the offline reserve of `node` to a holder of that node (ipam.reserve)."""
+
+    address: Address
+    node: str
+    holder: Holder
+
+
 @dataclass(frozen=True, slots=True)
 class ReleaseMany:
     requests: tuple[Release, ...]
@@ -72,7 +81,7 @@ class ReleaseHandle:
     handle_id: str
 
 
-Operation = AssignMany | AssignOne | ReleaseMany | ReleaseHandle
+Operation = AssignMany | AssignOne | HandOver | ReleaseMany | ReleaseHandle
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +225,8 @@ class _Batch:
                     return self._recognise(attempt, operation.holder) or self._many(operation)
                 case AssignOne() as operation:
                     return self._recognise(attempt, operation.holder) or self._one(operation)
+                case HandOver() as operation:
+                    return self._recognise(attempt, operation.holder) or self._hand_over(operation)
                 case ReleaseMany(requests):
                     return self._release(attempt, requests)
                 case ReleaseHandle(handle_id):
@@ -258,6 +269,21 @@ class _Batch:
         ordinal = self._draft.assign_one(operation.address, operation.holder)
         if handle_id and counted:
             self._handles[handle_id] = counted
+        return Done(Assigned((ordinal,), self._block.sequence_number), wrote=True)
+
+    def _hand_over(self, operation: HandOver) -> Result:
+        handle_id = operation.holder.handle_id
+        assert handle_id is not None
+        ordinal = self._draft.ordinal(operation.address)
+        ((_, attribute, number),) = self._draft.held([ordinal])
+        if attribute == operation.holder.as_attribute():
+            # By an earlier attempt, perhaps of a process that has died since.
+            return Done(Assigned((ordinal,), number))
+        counted = self._count(handle_id, 1, 0)
+        self._draft.hand_over(operation.address, operation.node, operation.holder)
+        self._handles[handle_id] = counted
+        if attribute is not None:
+            self._discount(normal_handle_id(reserve.handle_of(operation.node)), 1)
         return Done(Assigned((ordinal,), self._block.sequence_number), wrote=True)
 
     def _check_owner(self, owner: Owner, must_own: bool) -> None:

@@ -25,7 +25,8 @@ from functools import lru_cache
 
 import msgspec
 
-from ipam.errors import BadHandle, MalformedBlock
+from ipam import reserve
+from ipam.errors import AddressInCooldown, BadHandle, MalformedBlock, NotReserved
 from ipam.requests import (
     NO_ATTRIBUTES,
     WINDOWS_RESERVED_HANDLE,
@@ -255,6 +256,23 @@ class BlockDraft:
             raise AlreadyExists(str(address), "Address already assigned in block")
         self._free.remove(ordinal)
         self._record((ordinal,), holder)
+        return ordinal
+
+    def hand_over(self, address: Address, node: str, holder: Holder) -> int:
+        """From the reserve of a node to a holder of that node; an address that is free, to him as
+        well. Errors: NotReserved, AddressInCooldown."""
+        ordinal = self.ordinal(address)
+        before = self._attribute_of(ordinal)
+        if before is None:
+            return self.assign_one(address, holder)
+        if before.released_at is not None:
+            raise AddressInCooldown(str(address))
+        if reserve.node_of(before) != node or not reserve.is_handover(
+            before, holder.as_attribute()
+        ):
+            raise NotReserved(str(address), node, before.handle_id or "somebody")
+        self._record((ordinal,), holder)
+        self._compact()
         return ordinal
 
     def release(self, requests: Sequence[Release], now: float, cooldown_s: float) -> ReleaseEffect:

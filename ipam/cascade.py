@@ -65,6 +65,7 @@ async def delete_node(ipam: IpamClient, name: str, *, mod_revision: int | None =
     await _release_those_of(ipam, name, addresses)
     for tunnel in Tunnel:
         await ipam.tunnels.release(tunnel, name)
+    await ipam.reserves.release_all(name)
     for endpoint_key, _ in endpoints:
         await _delete(store, endpoint_key)
     await ipam.affinities.remove_host(name)

@@ -190,10 +190,17 @@ def check(inventory: Inventory, now: float) -> Findings:
         tunnels=tunnels,
         workloads=workloads,
         services=services,
-        allocations=leaks.classify(inventory.blocks, owners),
+        allocations=leaks.classify(inventory.blocks, owners, _living(inventory)),
         unreadable=unreadable,
         now=now,
     )
+
+
+def _living(inventory: Inventory) -> set[str] | None:
+    """Nodes that exist: their offline reserves are in use. None when one cannot be read."""
+    if inventory.unreadable_of("Node"):
+        return None
+    return {node.metadata.name for node in inventory.nodes}
 
 
 def node_of(allocation: Allocation) -> str:

@@ -96,6 +96,17 @@ class HandleLimitReached(Exhausted):
         )
 
 
+class NotReserved(Stale):
+    """An address to be handed over is not in the node's reserve (any more)."""
+
+    def __init__(self, address: str, node: str, holder: str) -> None:
+        super().__init__(address, node, holder)
+        self.address, self.node, self.holder = address, node, holder
+
+    def __str__(self) -> str:
+        return f"{self.address} is not in the reserve of {self.node}: {self.holder} holds it"
+
+
 class AddressUnassigned(NotFound):
     """Nobody holds the address."""
 

@@ -12,8 +12,9 @@ compared against what was seen here, so a plan that is overtaken does nothing.
       (`grace_s` 0) only vanished nodes are cleaned up;
   Q4  only addresses of workloads and tunnels are collected. Load balancer and virtual machine
       addresses have owners that are not in this datastore, and what has no node attribute was made
-      by hand. A tunnel's address goes only with its node, which finds it again by handle; so does
-      one that another CNI plugin got from calico-ipam, whose pods have no endpoint;
+      by hand. A tunnel's address, or one of an offline reserve, goes only with its node, which
+      finds it again by handle; so does one that another CNI plugin got from calico-ipam, whose pods
+      have no endpoint;
   Q5  addresses of one handle go together: while one of them is in use none goes;
   Q6  an empty block goes when its node has more than `min_blocks` in that pool, one whose pool is
       gone always.
@@ -35,6 +36,7 @@ from ipam.handles import Tunnel
 from ipam.leaks import Allocation, LeakTracker, Standing
 from ipam.pools import Pool
 from ipam.requests import PLUGIN_ATTRIBUTE
+from ipam.reserve import RESERVE_TYPE
 from libcalico.model.endpoints import WorkloadEndpoint
 from libcalico.model.ipam import Block, Handle
 from libcalico.model.keys import BlockAffinityKey, ResourceKey
@@ -42,7 +44,8 @@ from libcalico.model.node import Node
 from libcalico.net import Address
 
 K = TypeVar("K", bound=Hashable)
-TUNNEL_TYPES = frozenset(tunnel.value for tunnel in Tunnel)
+# Addresses a node holds for itself.
+NODES_OWN_TYPES = frozenset({RESERVE_TYPE, *(tunnel.value for tunnel in Tunnel)})
 # Attributes of addresses whose owner only Kubernetes knows (datamodel §2.1).
 FOREIGN_ATTRIBUTES = frozenset({"service", "vmi-name", "vmi-uid", "vm-uid", "vmim-uid", "note"})
 # Endpoints of these orchestrators are made by the CNI plugin, on a host that has a Node.
@@ -143,7 +146,8 @@ class GarbageFinder:
         """One look."""
         by_node = seen.endpoints_by_node()
         vanished = self._vanished(seen, by_node, terms, now)
-        allocations = leaks.classify(seen.readable_blocks(), _owners(seen, vanished))
+        living = _mentioned(seen) - vanished
+        allocations = leaks.classify(seen.readable_blocks(), _owners(seen, vanished), living)
         gone, suspected = _sorted_out(seen, allocations, vanished)
         self._leaks.grace_s = terms.grace_s
         ripe = self._leaks.observe(suspected, now) if terms.grace_s > 0 else []
@@ -271,7 +275,7 @@ def is_collectable(allocation: Allocation) -> bool:
         return False
     if allocation.is_shared or FOREIGN_ATTRIBUTES & attributes.keys():
         return False
-    return attributes.get("type") in TUNNEL_TYPES or "type" not in attributes
+    return attributes.get("type") in NODES_OWN_TYPES or "type" not in attributes
 
 
 def _owned_by(seen: Snapshot, vanished: frozenset[str]) -> list[tuple[Owner, str]]:

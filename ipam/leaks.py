@@ -7,7 +7,8 @@ Layer: ipam, pure. Used by calicoctl (`ipam check`) and by the controller that c
       number, for a grace period: between an ADD's assignment and its endpoint lies a moment, and a
       release by sequence number can then hit no later assignment;
   K3  an assignment without handle and attributes was made by hand: its owner is unknown, and it is
-      reported, never collected.
+      reported, never collected;
+  K4  a node's offline reserve is in use while the node exists, and garbage afterwards.
 
 Source: datamodel §6.9; Calico kube-controllers/pkg/controllers/node/ipam*.go, calicoctl ipam check.
 """
@@ -18,6 +19,7 @@ import enum
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ipam import reserve
 from ipam.blocks import network_of_block
 from ipam.requests import NO_ATTRIBUTES, WINDOWS_RESERVED_HANDLE, Release
 from libcalico.model.endpoints import WorkloadEndpoint
@@ -123,21 +125,38 @@ def addresses_in(texts: Iterable[str]) -> Iterator[Address]:
             continue  # a malformed address proves nothing
 
 
-def classify(blocks: Iterable[Block], owners: Owners) -> list[Allocation]:
-    """Every assignment of every block, in block order."""
+def classify(
+    blocks: Iterable[Block], owners: Owners, living: Collection[str] | None = None
+) -> list[Allocation]:
+    """Every assignment of every block, in block order. `living`: the nodes that exist; None when
+    the caller does not know, and then no reserve is called a leak (K4)."""
     return [
-        _allocation(block, ordinal, owners)
+        _allocation(block, ordinal, _Evidence(owners, living))
         for block in blocks
         for ordinal, index in enumerate(block.allocations)
         if index is not None
     ]
 
 
-def _allocation(block: Block, ordinal: int, owners: Owners) -> Allocation:
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    owners: Owners
+    living: Collection[str] | None
+
+    def of(self, address: Address, attribute: AllocationAttribute | None) -> tuple[str, ...]:
+        """Who uses an address."""
+        named = self.owners.get(address, ())
+        node = None if attribute is None else reserve.node_of(attribute)
+        if node is None or not (self.living is None or node in self.living):
+            return named
+        return (*named, f"OfflineReserve({node})")
+
+
+def _allocation(block: Block, ordinal: int, evidence: _Evidence) -> Allocation:
     network = network_of_block(block.cidr)
     address = address_of(network.version, int(network.network_address) + ordinal)
-    named = owners.get(address, ())
     attribute = block.attribute_of(ordinal)
+    named = evidence.of(address, attribute)
     return Allocation(
         address=address,
         block=block.cidr,

@@ -18,6 +18,7 @@ from ipam.client.lane import Context, Lanes
 from ipam.client.parts import Parts
 from ipam.client.records import Records
 from ipam.client.release import Releaser
+from ipam.client.reserve import Reserves
 from ipam.client.settings import Settings
 from ipam.client.source import DatastoreSource, Source
 from ipam.client.tunnels import Tunnels
@@ -50,6 +51,7 @@ class IpamClient:
         self.affinities = AffinityClient(parts, self._assigner)
         self.settings = Settings(datastore)
         self.tunnels = Tunnels(self._assigner, self._releaser)
+        self.reserves = Reserves(parts, self._assigner, self._releaser)
 
     async def auto_assign(self, request: AutoAssign) -> AutoAssigned:
         """Any addresses. Fewer than asked for is no error here: see `partial_error`.

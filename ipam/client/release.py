@@ -198,15 +198,20 @@ class Releaser:
                 found += blocks.addresses_of(view.value, handle_id)
         return tuple(found)
 
+    async def block_of(self, address: Address, facts: Facts) -> str | None:
+        """The block an address lies in, also when its pool is gone; None: there is none."""
+        (group,) = await self._group((Release(address=address),), facts)
+        return group.cidr
+
     async def assignment(self, address: Address) -> Assignment:
         """See `IpamClient.assignment`."""
         facts = await self._parts.source.facts()
-        (group,) = await self._group((Release(address=address),), facts)
-        if group.cidr is None:
+        cidr = await self.block_of(address, facts)
+        if cidr is None:
             raise NotFound(str(address), "No valid IPPool")
-        block = (await self._records.block(group.cidr)).value
+        block = (await self._records.block(cidr)).value
         if block is None:
-            raise NotFound(identifier(BlockKey(group.cidr)))
+            raise NotFound(identifier(BlockKey(cidr)))
         if blocks.is_cooling(block, address):
             raise AddressInCooldown(str(address))
         found = blocks.assignment_of(block, address)
