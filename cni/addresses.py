@@ -80,7 +80,7 @@ class Addresses:
                 host=workload.ids.node,
                 use=WORKLOAD,
                 handle_id=workload.handle_id,
-                attributes=self._attributes(request, workload),
+                attributes=self.attributes(request, workload),
                 num_v4=int(conf.ipam.assign_ipv4),
                 num_v6=int(conf.ipam.assign_ipv6),
                 pools_v4=pools.resolve(conf.ipam.ipv4_pools, known, 4),
@@ -103,7 +103,7 @@ class Addresses:
                     host=workload.ids.node,
                     use=WORKLOAD,
                     handle_id=workload.handle_id,
-                    attributes=self._attributes(request, workload),
+                    attributes=self.attributes(request, workload),
                 )
             )
         return tuple(map(str, found))
@@ -170,7 +170,7 @@ class Addresses:
                 return f"there is no enabled IP pool for IPv{version}"
         return ""
 
-    def _attributes(self, request: Request, workload: Workload) -> dict[str, str]:
+    def attributes(self, request: Request, workload: Workload) -> dict[str, str]:
         """As Calico's plugin writes them; the timestamp is Go's time.Time.String() in UTC. Where no
         endpoint will name the address it says so: nobody shall take it for a leak."""
         now = self._now()

@@ -20,6 +20,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from cni import skel, veth
@@ -31,6 +32,7 @@ from cni.endpoints import EndpointStore
 from cni.gc import GcOperation
 from cni.hostnames import HostNames
 from cni.ipam_plugin import IpamPlugin
+from cni.offline import OfflinePods
 from cni.ports import EndpointProgrammer
 from cni.replay import Replayer
 from cni.results import Result
@@ -53,9 +55,18 @@ _UCRED = struct.Struct("=iII")
 IPAM_PLUGIN = "calico-ipam"
 
 
+@dataclass(frozen=True, slots=True)
+class WhileAway:
+    """What is done while the datastore is away. `replayer` keeps what a DEL could not tell it
+    (None: such a DEL is refused), `offline` makes pods without it (None: such an ADD is refused).
+    """
+
+    replayer: Replayer | None = None
+    offline: OfflinePods | None = None
+
+
 class Agent:
     """`serve()` until cancelled. `addresses` and `store` share felix's datastore connection;
-    `replayer` keeps what a DEL could not tell the datastore (None: such a DEL is refused);
     `lib_dir` is where felix keeps the node's files (CALICO_LIB_DIR)."""
 
     def __init__(
@@ -63,12 +74,13 @@ class Agent:
         programmer: EndpointProgrammer,
         store: EndpointStore,
         addresses: AddressManager,
-        replayer: Replayer | None = None,
+        away: WhileAway | None = None,
         *,
         lib_dir: Path | None = None,
     ) -> None:
-        self._replayer = replayer
-        self._queue = None if replayer is None else replayer.queue
+        away = away or WhileAway()
+        self._offline, self._replayer = away.offline, away.replayer
+        self._queue = None if away.replayer is None else away.replayer.queue
         self._programmer = programmer
         self._store = store
         self._addresses = addresses
@@ -189,28 +201,16 @@ class Agent:
     async def _run_calico(self, request: Request) -> Result | None:
         match request.verb:
             case Verb.ADD:
-                return await AddOperation(
-                    self._programmer,
-                    self._store,
-                    self._addresses,
-                    self._names,
-                    self._lib_dir,
-                    self._queue,
-                ).run(request)
+                return await (await self._adding(request)).run(request)
             case Verb.DEL:
-                settings = self._programmer.settings()
-                await DeleteOperation(
-                    self._store,
-                    self._addresses,
-                    settings.node_name,
-                    settings.interface_prefix,
-                    self._programmer,
-                    self._queue,
-                ).run(request)
+                await self._delete(request)
             case Verb.CHECK:
-                await CheckOperation(self._programmer, self._store, self._addresses).run(request)
+                store = self._store
+                if self._offline is not None:
+                    store = await self._offline.store_of(request)
+                await CheckOperation(self._programmer, store, self._addresses).run(request)
             case Verb.GC:
-                await GcOperation(self._programmer, self._store, self._addresses).run(request)
+                await self._collecting().run(request)
             case Verb.STATUS:
                 await StatusOperation(self._programmer, self._store, self._addresses).run(request)
         return None
@@ -222,6 +222,39 @@ class Agent:
     def is_wiring(self, host_name: str) -> bool:
         """Whether an ADD is about to use a name of the host's end."""
         return self._names.is_claimed(host_name)
+
+    async def _adding(self, request: Request) -> AddOperation:
+        if self._offline is not None:
+            if await self._offline.is_cut_off():
+                return self._offline.add(request, self._names, self._lib_dir)
+            await self._offline.settle(request)
+        return AddOperation(
+            self._programmer,
+            self._store,
+            self._addresses,
+            self._names,
+            self._lib_dir,
+            self._queue,
+        )
+
+    def _collecting(self) -> GcOperation:
+        operation = GcOperation(self._programmer, self._store, self._addresses)
+        return operation if self._offline is None else self._offline.guarded(operation)
+
+    async def _delete(self, request: Request) -> None:
+        settings = self._programmer.settings()
+        usual = DeleteOperation(
+            self._store,
+            self._addresses,
+            settings.node_name,
+            settings.interface_prefix,
+            self._programmer,
+            self._queue,
+        )
+        if self._offline is None:
+            await usual.run(request)
+        else:
+            await self._offline.delete(request, usual)
 
     def dump(self) -> dict[str, object]:
         return {

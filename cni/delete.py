@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,6 +29,7 @@ from cni.queue import AWAY, DeleteQueue, QueuedDelete, QueueRefused
 from cni.skel import CniError, Code, Request
 from cni.threads import both, in_thread
 from libcalico.errors import DatastoreUnavailable
+from libcalico.model.keys import ResourceKey
 from libcalico.model.names import cni_handle_id
 from libcalico.runtime import log
 
@@ -40,7 +42,8 @@ _PATIENCE_S = 15.0
 @dataclass(frozen=True, slots=True)
 class DeleteOperation:
     """`programmer` None: felix is not running, only the datastore and the wire are dealt with.
-    `queue` None: with the datastore away the runtime has to try again."""
+    `queue` None: with the datastore away the runtime has to try again. `is_taken(key, container)`:
+    another container has the endpoint, though the datastore does not say so yet (D1)."""
 
     store: EndpointStore
     addresses: AddressManager
@@ -48,6 +51,7 @@ class DeleteOperation:
     interface_prefix: str
     programmer: EndpointProgrammer | None = None
     queue: DeleteQueue | None = None
+    is_taken: Callable[[ResourceKey, str], bool] = lambda key, container_id: False
 
     async def run(self, request: Request) -> None:
         """Errors: CniError code 11 when something has to be tried again."""
@@ -110,7 +114,7 @@ class DeleteOperation:
         """Without the pod's namespace the record is what names the wire."""
         for stored in mine:
             name = stored.endpoint.spec.interface_name
-            if name:
+            if name and not self.is_taken(stored.key, stored.container_id):
                 await in_thread(partial(veth.delete_on_host, name))
 
 

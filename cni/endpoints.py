@@ -170,6 +170,18 @@ class EndpointStore:
         self._facts = facts
         self._now = now or (lambda: datetime.now(UTC))
 
+    @property
+    def datastore(self) -> Datastore:
+        return self._datastore
+
+    @property
+    def facts(self) -> ClusterFacts | None:
+        return self._facts
+
+    async def probe(self) -> None:
+        """Ask for anything. Errors: DatastoreUnavailable, Unauthorized, ConfigError."""
+        await self._datastore.get(path_of(ResourceKey("ClusterInformation", "default")))
+
     async def is_datastore_ready(self) -> bool:
         """False while ClusterInformation says the datastore is locked (or nothing set it up)."""
         if self._facts is not None and self._facts.in_sync:

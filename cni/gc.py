@@ -7,7 +7,7 @@ attachment that cannot be removed never stops the others.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -21,6 +21,7 @@ from cni.netconf import CALICO_IPAM
 from cni.ports import EndpointProgrammer
 from cni.skel import CniError, Code, Request
 from libcalico.errors import SuiteError
+from libcalico.model.keys import ResourceKey
 from libcalico.model.names import cni_handle_id
 from libcalico.runtime import log
 
@@ -30,9 +31,12 @@ VALID = "cni.dev/valid-attachments"
 
 @dataclass(frozen=True, slots=True)
 class GcOperation:
+    """`is_taken` as in cni.delete."""
+
     programmer: EndpointProgrammer
     store: EndpointStore
     addresses: AddressManager
+    is_taken: Callable[[ResourceKey, str], bool] = lambda key, container_id: False
 
     async def run(self, request: Request) -> None:
         """Errors: CniError 100 naming what could not be removed; 7 for a list of the wrong form."""
@@ -91,6 +95,7 @@ class GcOperation:
             settings.node_name,
             settings.interface_prefix,
             self.programmer,
+            is_taken=self.is_taken,
         )
         await operation.run(gone)
 

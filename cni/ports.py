@@ -53,6 +53,11 @@ class EndpointProgrammer(Protocol):
         well, and before the first apply (a restart takes nothing from them)."""
         ...
 
+    def remember(self, key: ResourceKey, endpoint: WorkloadEndpoint) -> None:
+        """Before the first in-sync: this endpoint was programmed in an earlier life and is not in
+        the datastore yet. It stands (P1) until it is confirmed or retracted."""
+        ...
+
     async def program(self, key: ResourceKey, endpoint: WorkloadEndpoint) -> None:
         """Errors: ProgrammingFailed (the kernel refused), Transient (not in sync in time)."""
         ...

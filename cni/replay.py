@@ -52,7 +52,6 @@ class Replayer:
         self.queue = queue
         self._store, self._addresses, self._programmer = store, addresses, programmer
         self._clock = clock
-        self._lock = asyncio.Lock()
         self._away_throttle = Throttle(_LOG_PERIOD_S)
         self._entry_throttle = Throttle(_LOG_PERIOD_S)
         self.replayed = 0
@@ -110,7 +109,7 @@ class Replayer:
         return True
 
     async def _replay(self, entry: QueuedDelete) -> None:
-        async with self._lock, asyncio.timeout(_ENTRY_TIMEOUT_S):
+        async with self.queue.lock, asyncio.timeout(_ENTRY_TIMEOUT_S):
             # Somebody may have done it since the folder was read, and an ADD come after him (R2).
             if not await asyncio.to_thread(self.queue.holds, entry):
                 return

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +25,9 @@ from cni.addresses import Addresses
 from cni.agent import translate
 from cni.delete import DeleteOperation
 from cni.endpoints import EndpointStore
+from cni.journal import Journal
 from cni.netconf import Members
-from cni.queue import DeleteQueue
+from cni.queue import DeleteQueue, delete_of
 from cni.skel import Answer, CniError, Code, Invocation, Verb
 from ipam.client import IpamClient
 from libcalico.datastore.api import Datastore
@@ -78,17 +80,29 @@ async def _delete(request: skel.Request, environ: Mapping[str, str]) -> None:
     except InvalidInput as err:
         # The wire goes all the same (D3); felix knows where its datastore is, when it is back.
         datastore = cast(Datastore, _NoDatastore(f"no datastore is known here: {err}"))
+    queue = DeleteQueue(paths.cni_queue_dir(environ))
     try:
         operation = DeleteOperation(
             EndpointStore(datastore),
             Addresses(IpamClient(datastore)),
             node_of(request.config, environ),
             environ.get("FELIX_INTERFACEPREFIX", "cali").partition(",")[0],
-            queue=DeleteQueue(paths.cni_queue_dir(environ)),
+            queue=queue,
         )
         await operation.run(request)
+        await forget_offline(request, Journal(paths.cni_journal_dir(environ)), queue)
     finally:
         await datastore.close()
+
+
+async def forget_offline(request: skel.Request, journal: Journal, queue: DeleteQueue) -> None:
+    """Take a pod that was made offline out of the journal. Felix may be recording it at this very
+    moment: so the DEL is queued first, whatever has been done already (cni.offline F5)."""
+    found = (request.network, request.container_id, request.ifname)
+    entry = journal.of_attachment(*found)
+    if entry is not None:
+        await queue.put(delete_of(entry, time.time()))
+        journal.remove(entry)
 
 
 class _NoDatastore:

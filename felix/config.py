@@ -240,6 +240,22 @@ class FelixConfig(InertParams):
     )
     vxlan_port: int = setting(4789, parse=parse.port, name="VXLANPort", doc="UDP port of VXLAN.")
 
+    # --- pods while the datastore is away; local: it must hold when nobody can be asked ---
+    ipam_offline_allocation: str = param(
+        "Disabled",
+        parse=_SWITCH,
+        name="IPAMOfflineAllocation",
+        local_only=True,
+        doc="Start pods with addresses set aside beforehand while etcd does not answer.",
+    )
+    ipam_offline_reserve: int = param(
+        16,
+        parse=parse.integer(1, 1024),
+        name="IPAMOfflineReserve",
+        local_only=True,
+        doc="Addresses set aside for that, of each family.",
+    )
+
     # --- reports ---
     reporting_interval_s: float = setting(
         30.0,

@@ -32,16 +32,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from cni.addresses import Addresses
-from cni.agent import Agent
-from cni.endpoints import EndpointStore
 from cni.facts import ClusterFacts
-from cni.queue import DeleteQueue
-from cni.replay import Replayer
-from cni.sweep import Sweeper, SweepParts, SweepTerms
 from felix import config_page, daemon_commands
 from felix.calc.graph import CalcGraph
 from felix.config import FelixConfig
+from felix.daemon_cni import build_cni
 from felix.daemon_commands import GRAPH_KINDS
 from felix.daemon_config import ConfigWatcher, LocalSettings, read_local, wait_for_datastore
 from felix.daemon_dataplane import NodeDataplane, Ports, build_dataplane, open_kernel
@@ -53,7 +48,6 @@ from felix.daemon_status import ReportOptions, StatusFiles, StatusReporter, stat
 from felix.dataplane.loop import CycleReport
 from felix.dataplane.status_mgr import StatusSink
 from felix.endpoint_programmer import FelixProgrammer, ProgrammerParts
-from ipam.client import IpamClient
 from libcalico.datastore.api import Datastore
 from libcalico.datastore.config import connect
 from libcalico.errors import ConfigError, RestartRequired, SuiteError
@@ -209,36 +203,7 @@ class Felix:
             FanOut(watcher, self.facts, self.feed),
             clock=process.clock,
         )
-        store = EndpointStore(edges.datastore, self.facts)
-        addresses = Addresses(IpamClient(edges.datastore, self.facts))
-        self.replayer = Replayer(
-            DeleteQueue(paths.cni_queue_dir(process.environ)),
-            store,
-            addresses,
-            self.programmer,
-            clock=process.clock,
-        )
-        self.agent = Agent(
-            self.programmer,
-            store,
-            addresses,
-            self.replayer,
-            lib_dir=paths.lib_dir(process.environ),
-        )
-        self.sweeper = self._sweeper(store)
-
-    def _sweeper(self, store: EndpointStore) -> Sweeper:
-        live = self._local.live
-        return Sweeper(
-            SweepParts(
-                self.agent,
-                store,
-                self.programmer,
-                self.replayer.queue,
-                self._process.clock,
-                lambda: _sweep_terms(live.config),
-            )
-        )
+        self.cni = build_cni(edges.datastore, self.facts, self.programmer, local, process)
 
     def _sinks(self, config: FelixConfig) -> list[StatusSink]:
         sinks: list[StatusSink] = [self._reporter]
@@ -265,9 +230,7 @@ class Felix:
         process.dumps.register("endpoints", self.dataplane.endpoints.dump)
         process.dumps.register("status", self.dataplane.status.dump)
         process.dumps.register("conntrack", self.dataplane.conntrack.dump)
-        process.dumps.register("cni", self.agent.dump)
-        process.dumps.register("cni-queue", self.replayer.dump)
-        process.dumps.register("cni-sweep", self.sweeper.dump)
+        self.cni.spawn(process)
         process.spawn("dataplane", loop.run)
         process.spawn("kernel-events", loop.watch_kernel)
         process.spawn("conntrack", self.dataplane.conntrack.run)
@@ -277,13 +240,11 @@ class Felix:
         process.spawn("status-alive", self._reporter.run_alive)
         serve = partial(self._serve_cni, agent_is_idle)
         process.spawn("cni", serve, restart=Restart.ON_FAILURE)
-        process.spawn("cni-queue", self.replayer.run, restart=Restart.ON_FAILURE)
-        process.spawn("cni-sweep", self.sweeper.run, restart=Restart.ON_FAILURE)
 
     async def _serve_cni(self, agent_is_idle: asyncio.Event) -> None:
         agent_is_idle.clear()
         try:
-            await self.agent.serve(paths.cni_socket(self._process.environ))
+            await self.cni.agent.serve(paths.cni_socket(self._process.environ))
         finally:
             agent_is_idle.set()
 
@@ -319,10 +280,7 @@ class Felix:
         numbers.gauge_from(
             "felix_invalid_objects", "Objects ignored.", lambda: len(self.graph.problems)
         )
-        queue = self.replayer.queue
-        numbers.gauge_from(
-            "felix_cni_queued_deletes", "DELs that wait for the datastore.", queue.count
-        )
+        self.cni.observe(numbers)
         server = metrics_server(metrics, live)
         if server is None:
             return
@@ -353,10 +311,6 @@ def _on_config_change(changes: Changes) -> None:
     """Parameters that need no restart: only the log level acts by itself, others are read anew."""
     if "log_severity_screen" in changes.changed:
         log.set_level(str(changes.changed["log_severity_screen"][1]))
-
-
-def _sweep_terms(config: FelixConfig) -> SweepTerms:
-    return SweepTerms(config.stale_endpoint_sweep_interval_s, config.stale_endpoint_grace_s)
 
 
 def _reload_certificates(server: MetricsServer) -> None:

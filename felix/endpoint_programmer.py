@@ -100,6 +100,9 @@ class FelixProgrammer:
             return "the kernel refuses felix's rules: policy is older than the datastore's"
         return ""
 
+    def remember(self, key: ResourceKey, endpoint: WorkloadEndpoint) -> None:
+        self._parts.graph.pin(key, endpoint)
+
     async def program(self, key: ResourceKey, endpoint: WorkloadEndpoint) -> None:
         """Errors: Transient, ValidationError (felix would ignore it), ProgrammingFailed."""
         if not self.is_ready():

@@ -3,7 +3,7 @@
 Layer: runtime edge. Several nodes run on one machine in network namespaces, each with its own
 directories, so nobody spells a path out: they ask here.
   CALICO_RUN_DIR  /var/run/calico   sockets, pid files, rendered configuration, endpoint status
-  CALICO_LIB_DIR  /var/lib/calico   nodename, mtu, cni-datastore.cfg, cni-queue, journals
+  CALICO_LIB_DIR  /var/lib/calico   nodename, mtu, cni-datastore.cfg, cni-queue, cni-journal
   CALICO_LOG_DIR  /var/log/calico   logs and state dumps
 """
 
@@ -44,6 +44,11 @@ def cni_datastore_file(environ: Mapping[str, str] | None = None) -> Path:
 def cni_queue_dir(environ: Mapping[str, str] | None = None) -> Path:
     """DELs that wait for the datastore (0700)."""
     return lib_dir(environ) / "cni-queue"
+
+
+def cni_journal_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """Pods made while the datastore was away (0700)."""
+    return lib_dir(environ) / "cni-journal"
 
 
 def _place(variable: str, default: str, environ: Mapping[str, str] | None) -> Path:

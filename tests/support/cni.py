@@ -73,6 +73,9 @@ class RecordingProgrammer:
     def is_ready(self) -> bool:
         return self.ready
 
+    def remember(self, key: ResourceKey, endpoint: WorkloadEndpoint) -> None:
+        self.programmed[key] = endpoint
+
     async def program(self, key: ResourceKey, endpoint: WorkloadEndpoint) -> None:
         # As felix: what fails or is cancelled from here on stands until it is retracted.
         self.programmed[key] = endpoint

@@ -6,6 +6,7 @@ felix may be killed at any moment. `history` audits every revision since the beg
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import signal
@@ -158,10 +159,10 @@ class CniNode:
 
     # ---- the plugin ----------------------------------------------------------------------------
 
-    def call(
+    def start_call(
         self, verb: str, container: str, netns: str, pod: str = "web", **more: Any
-    ) -> tuple[int, dict[str, Any]]:
-        """Execute the installed client as a runtime does; exit code and decoded answer."""
+    ) -> subprocess.Popen[bytes]:
+        """Execute the installed client as a runtime does."""
         environ = {
             "CNI_COMMAND": verb,
             "CNI_CONTAINERID": container,
@@ -170,16 +171,27 @@ class CniNode:
             "CNI_ARGS": pod_args(pod),
             "CNI_PATH": f"{self.bin_dir}:/usr/lib/cni",
         }
-        done = subprocess.run(
-            ["nsenter", f"--net={self.ns.path}", str(self.bin_dir / "calico")],
+        process = self.ns.spawn(
+            str(self.bin_dir / "calico"),
             env=environ,
-            input=json.dumps(more.get("conf", CONF)).encode(),
-            capture_output=True,
-            timeout=90,
-            check=False,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
-        assert b"Traceback" not in done.stderr, done.stderr.decode()
-        return done.returncode, json.loads(done.stdout) if done.stdout.strip() else {}
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(more.get("conf", CONF)).encode())
+        process.stdin.close()
+        process.stdin = None
+        return process
+
+    def call(
+        self, verb: str, container: str, netns: str, pod: str = "web", **more: Any
+    ) -> tuple[int, dict[str, Any]]:
+        """The same to its end; exit code and decoded answer."""
+        process = self.start_call(verb, container, netns, pod, **more)
+        stdout, stderr = process.communicate(timeout=90)
+        assert b"Traceback" not in stderr, stderr.decode()
+        return process.returncode, json.loads(stdout) if stdout.strip() else {}
 
     def add(self, container: str, where: Namespace, pod: str = "web", **more: Any) -> list[str]:
         """An ADD that works; returns the addresses."""
@@ -203,6 +215,24 @@ class CniNode:
 
     def handles(self) -> set[str]:
         return {key.rpartition("/")[2] for key in self.keys("/ipam/v2/handle/")}
+
+    def journalled(self) -> int:
+        journal = self.lib_dir / "cni-journal"
+        return len(list(journal.glob("*.json"))) if journal.exists() else 0
+
+    def holders(self) -> dict[str, str]:
+        """Who holds which address: handle ids by address."""
+        found = {}
+        for key in self.keys("/block/"):
+            if "/assignment/" not in key:
+                continue
+            block = json.loads(self.ns.run("etcdctl", "get", key, "--print-value-only"))
+            network = ipaddress.ip_network(block["cidr"])
+            for ordinal, index in enumerate(block["allocations"]):
+                if index is not None:
+                    address = str(network.network_address + ordinal)
+                    found[address] = block["attributes"][index]["handle_id"]
+        return found
 
     def queued(self) -> int:
         return len(list(self.queue.glob("*.json"))) if self.queue.exists() else 0

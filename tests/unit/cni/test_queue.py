@@ -80,7 +80,7 @@ async def test_a_damaged_entry_is_set_aside_with_one_line_and_stops_no_other(
     for _ in range(2):
         assert queue.entries() == [entry("c3")]
     assert [record.message for record in caplog.records] == [
-        "a queued DEL is not readable and set aside"
+        "a queued entry is not readable and set aside"
     ]
     (aside,) = folder.glob("*.bad")
     assert aside.read_bytes() == damage

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from cni import sandbox
 from cni.addresses import Addresses
-from cni.agent import Agent
+from cni.agent import Agent, WhileAway
 from cni.endpoints import NETWORK_ANNOTATION, SANDBOX_ANNOTATION, EndpointStore
 from cni.identity import Workload
 from cni.queue import DeleteQueue
@@ -61,9 +61,8 @@ class World:
         self.replayer = Replayer(
             self.queue, self.store, addresses, self.programmer, clock=self.clock
         )
-        self.agent = Agent(
-            self.programmer, self.store, addresses, self.replayer, lib_dir=folder / "lib"
-        )
+        away = WhileAway(self.replayer)
+        self.agent = Agent(self.programmer, self.store, addresses, away, lib_dir=folder / "lib")
         self.terms = SweepTerms(300.0, GRACE_S)
         self.looks = 0
         self.sweeper = Sweeper(
