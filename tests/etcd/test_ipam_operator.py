@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -684,3 +685,39 @@ def test_an_audit_of_an_empty_store_ends(ctl: Ctl, etcd_cluster_factory: Cluster
         "Audited revisions 1 to 1: 0 with changes of IPAM or endpoints, 0 blocks, 0 addresses; "
         "no violation\n"
     )
+
+
+def test_a_check_needs_no_kubernetes_and_says_so(ctl: Ctl, cluster: EtcdCluster):
+    said = ctl("ipam", "check", "--kubeconfig=/nowhere")
+    assert said.endswith("Check complete; found 1 problems.\n")
+    assert ctl.err == "--kubeconfig is not used: no Kubernetes API is asked\n"
+
+
+def test_a_report_goes_into_what_is_no_regular_file_and_leaves_it_there(
+    ctl: Ctl, cluster: EtcdCluster, tmp_path: Path
+):
+    """`-o /dev/null` must not make a file of it, nor `-o /dev/stdout` of the link."""
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "target"
+    os.mkfifo(pipe)
+    link.symlink_to(target)
+    reader = os.open(pipe, os.O_RDWR)
+    try:
+        ctl("ipam", "check", "-o", str(pipe))
+        assert json.loads(os.read(reader, 65536))["version"] == VERSION
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
+    ctl("ipam", "check", "-o", str(link))
+    assert link.is_symlink()
+    assert "10.10.0.2" in json.loads(target.read_text())["allocations"]
+
+
+def test_a_report_that_cannot_be_written_is_one_line(ctl: Ctl, cluster: EtcdCluster):
+    ctl("ipam", "check", "-o", "/proc/report.json", code=1)
+    assert ctl.err.startswith("cannot write the report /proc/report.json: ")
+    assert len(ctl.err.splitlines()) == 1
+
+
+def test_6_9_a_check_before_anything_was_initialised(ctl: Ctl, etcd: EtcdCluster):
+    ctl("ipam", "check", code=1)
+    assert ctl.err == "resource does not exist: ClusterInformation(default) with error: <nil>\n"

@@ -64,7 +64,11 @@ def _write(findings: Findings, output: str) -> None:
             f"the report is not written, what {len(hidden)} unreadable objects use would look "
             f"leaked in it: {hidden[0]}"
         )
+    path, data = Path(output), encode(report_of(findings, VERSION))
     try:
-        replace_file(Path(output), encode(report_of(findings, VERSION)), _REPORT_MODE)
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            path.write_bytes(data)  # /dev/stdout, a pipe: nothing that may be replaced
+        else:
+            replace_file(path, data, _REPORT_MODE)
     except OSError as err:
         raise CommandFailed(f"cannot write the report {output}: {err.strerror}") from err
