@@ -131,6 +131,8 @@ class Cluster:
         if self.state.options.rr:
             self._say("route reflectors: mesh off, every node peers with rr1 and rr2")
             self._configure_reflectors()
+        # Not waited for: nobody needs the collector at once.
+        self.start_controllers()
         self._say("BGP: waiting for the sessions")
         self.wait_sessions()
 
@@ -176,6 +178,12 @@ class Cluster:
 
         if not shell.wait_until(healthy, timeout_s=30):
             raise LabError(f"etcd does not answer; see {self.state.directory / 'etcd.log'}")
+
+    def start_controllers(self) -> None:
+        """The IPAM garbage collection, beside etcd."""
+        command = [str(BIN / "calico-kube-controllers")]
+        namespace = self.topology.etcd.namespace
+        self.start("controllers", command, namespace=namespace, log="controllers.log")
 
     def start_node(self, name: str) -> None:
         node = self.topology.node(name)

@@ -107,6 +107,24 @@ def test_addresses_and_routes_are_given_back(lab):
     assert f"{address} is not assigned" in lab.calicoctl("ipam", "show", f"--ip={address}")
 
 
+def test_what_a_vanished_node_leaves_is_collected(lab):
+    """A block of a node that nobody knows; a new leader looks at once."""
+    block = {
+        "cidr": "192.168.255.192/26", "affinity": "host:gone", "allocations": [None] * 64,
+        "unallocated": list(range(64)), "attributes": [], "sequenceNumber": 1,
+        "sequenceNumberForAllocation": {}, "deleted": False,
+    }  # fmt: skip
+    keys = (
+        "/calico/ipam/v2/assignment/ipv4/block/192.168.255.192-26",
+        "/calico/ipam/v2/host/gone/ipv4/block/192.168.255.192-26",
+    )
+    for key, value in zip(keys, (block, {"state": "confirmed", "deleted": False}), strict=True):
+        etcdctl(lab, "put", key, json.dumps(value))
+    lab.stop("controllers")
+    lab.start_controllers()
+    assert eventually(lambda: not any(etcdctl(lab, "get", key) for key in keys))
+
+
 @pytest.mark.parametrize("role", ["calico-felix", "calico-bgp", "calico-confd", "everything"])
 def test_killing_daemons_loses_no_packet_of_an_existing_flow(lab, web, start_flow, role):
     flow = start_flow("frontend", web)
