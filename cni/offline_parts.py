@@ -194,6 +194,9 @@ class OfflineStore(EndpointStore):
         found |= {s.key: s for s in self._journalled() if workload.is_same_workload(s.key.name)}
         return [s for s in found.values() if s.key.namespace == workload.key.namespace]
 
+    async def read(self, key: ResourceKey) -> Stored | None:
+        return next((s for s in reversed(self._journalled()) if s.key == key), None)
+
     async def on_node(self, node: str) -> list[Stored]:
         known = [] if self.facts is None else self.facts.local.all()
         return [*known, *self._journalled()]

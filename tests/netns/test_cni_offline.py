@@ -10,7 +10,7 @@ import pytest
 
 from libcalico.model import Rule
 from tests.support import calc
-from tests.support.cni_node import CniNode
+from tests.support.cni_node import CONF, CniNode
 from tests.support.netns import Namespace, NamespaceSet, can_ping, eventually, why_unavailable
 
 WEB, DB = "node--1-k8s-web-eth0", "node--1-k8s-db-eth0"
@@ -69,6 +69,8 @@ def test_a_pod_made_offline_has_network_and_policy_and_is_recorded_later(ready, 
     ready.stop_etcd() if how == "killed" else ready.signal_etcd(signal.SIGSTOP)
     addresses = ready.add("c1", web)
     assert ready.add("c1", web) == addresses, "a repeated ADD answers the same"
+    result = ready.call("ADD", "c1", web.path)[1]
+    assert ready.call("CHECK", "c1", web.path, conf={**CONF, "prevResult": result}) == (0, {})
     assert ready.routes() >= {*addresses, *before}
     assert can_ping(ready.ns, addresses[0])
     assert can_ping(db, addresses[0])

@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from cni import netconf
 from cni.addresses import Addresses
 from cni.endpoints import EndpointStore
+from cni.identity import identify
 from cni.journal import Journal, OfflinePod, holder_of
 from cni.offline import OfflinePods, OfflineSettings, OfflineTools
 from cni.offline_parts import GuardedProgrammer
@@ -21,18 +24,30 @@ from cni.replay import Replayer
 from cni.skel import CniError, Code, Request, Verb
 from cni.standalone import forget_offline
 from ipam.client import IpamClient
+from ipam.errors import NoPools
+from ipam.garbage import Terms
 from ipam.requests import WORKLOAD, AssignIP, Release
 from libcalico.datastore.api import Datastore
-from libcalico.model import WorkloadEndpoint
+from libcalico.model import IPPool, Node, WorkloadEndpoint
 from libcalico.model.codec import decode_as, encode
+from libcalico.model.defaults import with_defaults
 from libcalico.model.endpoints import WorkloadEndpointSpec
-from libcalico.model.keys import ResourceKey, path_of
+from libcalico.model.ippool import IPPoolSpec
+from libcalico.model.keys import ResourceKey, key_of, path_of
 from libcalico.model.meta import ObjectMeta
 from libcalico.net import parse_cidr_or_ip
 from libcalico.testing.clock import FakeClock
 from tests.support.cni import NODE, RecordingProgrammer, seeded_datastore
 from tests.support.faulty import Fault, FaultyDatastore
-from tests.support.ipam import ImpatientClock, audited, consistent, held
+from tests.support.ipam import (
+    ImpatientClock,
+    ask,
+    audited,
+    client,
+    consistent,
+    held,
+    source,
+)
 
 KEY = ResourceKey("WorkloadEndpoint", "node--1-k8s-web-eth0", "prod")
 RESERVE = f"offline-reserve-{NODE}"
@@ -344,6 +359,79 @@ async def test_only_a_datastore_that_does_not_answer_is_done_without(
     assert await life.offline.is_cut_off() is is_cut_off
     world.datastore.heal()
     world.datastore.allow()
+
+
+async def test_others_fill_the_pool_take_blocks_and_delete_it_while_the_node_is_cut_off(world):
+    """Whatever they do, what stands in the reserve is out of their reach."""
+    life = await world.ready()
+    entry = await life.pod("c1")
+    pools = (await life.ipam.source.facts()).pools
+    others = client(world.datastore, source(*pools, nodes=[NODE, "n2"]))
+    got = await others.auto_assign(ask("greedy", "n2", v4=300))
+    assert len(got.addresses) == 256 - 2, "borrowed and claimed all but the reserve"
+    collector = others.collector()
+    for _ in range(2):
+        await collector.run_pass(Terms(grace_s=0.001, min_blocks=0))
+    world.datastore.erase(path_of(ResourceKey("IPPool", "v4")))
+    await others.affinities.release_pool(pools[0].cidr)
+    assert await life.offline.run_pass()
+    found = await held(world.datastore)
+    assert {str(a) for a, handle in found.items() if handle == "net.c1"} == set(entry.addresses)
+    assert world.stored_container() == "c1"
+
+
+@pytest.mark.parametrize(
+    ("ipam", "args", "node", "said"),
+    [
+        ({}, {}, NODE, ""),
+        ({"ipv4_pools": ["v4"]}, {}, NODE, ""),
+        ({"ipv4_pools": ["zspare"]}, {}, NODE, "no address left"),
+        ({}, {"IP": "10.65.0.9"}, NODE, "a particular address"),
+        ({}, {}, "n2", "the reserve is node-1's"),
+    ],
+)
+async def test_what_an_offline_add_may_have(world, ipam, args, node, said):
+    spare = IPPool(metadata=ObjectMeta(name="zspare"), spec=IPPoolSpec(cidr="10.99.0.0/24"))
+    other = Node(metadata=ObjectMeta(name="n2"))
+    world.datastore.seed({path_of(key_of(o)): encode(o) for o in (with_defaults(spare), other)})
+    life = await world.ready()
+    request = replace(
+        add_request("c1"),
+        args={"K8S_POD_NAME": "web", "K8S_POD_NAMESPACE": "prod", **args},
+        config={"name": "net", "ipam": {"type": "calico-ipam", "assign_ipv6": "true"} | ipam},
+    )
+    conf = netconf.parse(request)
+    workload = identify(request, conf, node=node, prefix="cali")
+    addresses, _ = life.offline._stand_ins(request)
+    if said:
+        with pytest.raises(CniError, match=said) as raised:
+            await addresses.assign(request, conf, workload)
+        assert raised.value.code == Code.TRY_AGAIN_LATER
+        assert life.offline.reserve.count() == 4
+        return
+    found = await addresses.assign(request, conf, workload)
+    assert [":" in address for address in found] == [False, True]
+    assert life.offline.reserve.count() == 2
+    await addresses.release(request, conf, workload.handle_id)
+    assert life.offline.reserve.count() == 4
+
+
+async def test_a_pool_that_felix_knows_to_be_disabled_gives_nothing(world):
+    life = await world.ready()
+    key = ResourceKey("IPPool", "v4")
+    pool = decode_as(IPPool, key, world.datastore.contents()[path_of(key)], 1)
+    disabled = msgspec.structs.replace(pool, spec=msgspec.structs.replace(pool.spec, disabled=True))
+    world.datastore.seed({path_of(key): encode(disabled)})
+    request = replace(
+        add_request("c1"),
+        args={"K8S_POD_NAME": "web", "K8S_POD_NAMESPACE": "prod"},
+        config={"name": "net", "ipam": {"type": "calico-ipam"}},
+    )
+    conf = netconf.parse(request)
+    workload = identify(request, conf, node=NODE, prefix="cali")
+    addresses, _ = life.offline._stand_ins(request)
+    with pytest.raises(NoPools):
+        await addresses.assign(request, conf, workload)
 
 
 async def test_run_records_as_soon_as_the_datastore_is_back(world):

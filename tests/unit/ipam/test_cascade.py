@@ -79,6 +79,18 @@ async def test_a_node_goes_with_all_it_had_and_a_node_of_similar_name_keeps_ever
     await consistent(store)
 
 
+async def test_a_node_takes_its_offline_reserve_along_and_nobody_elses():
+    store = MemoryDatastore()
+    ipam = await a_node_with_everything(store)
+    await ipam.reserves.add("n1", 4, 2)
+    (kept,) = await ipam.reserves.add("n1-b", 4, 1)
+    await delete_node(ipam, "n1")
+    assert await ipam.reserves.held("n1") == ()
+    assert await ipam.reserves.held("n1-b") == (kept,)
+    assert await audited(store) == []
+    await consistent(store)
+
+
 async def test_what_a_missing_node_left_behind_is_cleaned_up_and_it_is_not_found():
     store = MemoryDatastore()
     ipam = await a_node_with_everything(store)
