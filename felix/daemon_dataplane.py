@@ -2,7 +2,7 @@
 
 Layer: felix.daemon: wiring only, no decision. The order of the stages is the order of writing:
 
-    nft (policy, dispatch, NAT) ─► settings of interfaces ─► routes IPv4, IPv6
+    nft (policy, dispatch, NAT) ─► settings of interfaces ─► bandwidth ─► routes IPv4, IPv6
 
 Everything is made in the network namespace of this process.
 """
@@ -25,14 +25,23 @@ from felix.dataplane.nft_port import NftPort
 from felix.dataplane.nft_table import NftTable
 from felix.dataplane.nft_wiring import nft_dataplane
 from felix.dataplane.ownership import ROUTING_DAEMON_PROTOCOLS, RouteOwnership
-from felix.dataplane.ports import ConntrackPort, EventPort, LinkPort, RoutePort, SysctlPort
+from felix.dataplane.ports import (
+    ConntrackPort,
+    EventPort,
+    LinkPort,
+    RoutePort,
+    ShapingPort,
+    SysctlPort,
+)
 from felix.dataplane.route_table import RouteTable
+from felix.dataplane.shaping_table import ShapingTable
 from felix.dataplane.status_mgr import StatusManager, StatusSink
 from felix.dataplane.sysctl_table import SysctlTable
 from felix.dataplane.uplinks import Uplinks
 from felix.kernel.conntrack import KernelConntrack
 from felix.kernel.netlink import KernelEvents, KernelLinks, KernelRoutes
 from felix.kernel.nft import NftKernel
+from felix.kernel.shaping import KernelShaping
 from felix.kernel.sysctl import ProcSysctl
 from felix.kernel.worker import KernelWorker
 from felix.rules.settings import RuleSettings
@@ -55,6 +64,7 @@ class Ports:
     events: EventPort
     sysctls: SysctlPort
     conntrack: ConntrackPort
+    shaping: ShapingPort
     has_ipv6: bool = True
 
 
@@ -80,6 +90,7 @@ def open_kernel(config: FelixConfig, closing: ExitStack) -> Ports:
         events,
         ProcSysctl(worker),
         conntrack,
+        KernelShaping(worker, socket),
         has_ipv6=_IPV6_ADDRESSES.exists(),
     )
 
@@ -112,7 +123,8 @@ def build_dataplane(
     sysctls = SysctlTable(ports.sysctls)
     conntrack = ConntrackTable(ports.conntrack, clock=clock)
     nft = nft_dataplane(ports.nft, RuleSettings.of(config), clock=clock)
-    endpoints = EndpointManager(routes, sysctls, conntrack, settings=settings)
+    shaping = ShapingTable(ports.shaping, config.interface_prefixes)
+    endpoints = EndpointManager(routes, sysctls, conntrack, shaping, settings=settings)
     status = StatusManager(endpoints, sinks)
     links = LinkMonitor(ports.links)
     uplinks = Uplinks(config.mtu_iface_pattern, config.interface_prefixes)
@@ -127,6 +139,7 @@ def build_dataplane(
             stages=[
                 Stage(nft.table, config.nftables_refresh_interval_s, is_vital=True),
                 Stage(sysctls, config.interface_refresh_interval_s),
+                Stage(shaping, config.interface_refresh_interval_s),
                 *(Stage(table, config.route_refresh_interval_s) for table in tables),
             ],
             links=links,

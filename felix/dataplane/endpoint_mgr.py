@@ -1,15 +1,18 @@
-"""Manager of workload endpoints: their routes, their interfaces' settings, their connections.
+"""Manager of workload endpoints: their routes, interface settings, bandwidths and connections.
 
 Layer: felix.dataplane. Fed with intents and interface states by the loop; pushes into the route
-tables (one per family), the settings table and the conntrack table. Policy of the same endpoints
-is endpoint_rules_mgr's; both must have done their part before a pod may talk, see `problem()`.
+tables (one per family) and the tables of settings, bandwidth and connections. Policy of the same
+endpoints is endpoint_rules_mgr's; both must have done their part before a pod may talk, see
+`problem()`.
 
 Invariants:
   E1  what an interface gets depends only on the endpoints that name it now: of several the one
       with the smallest (namespace, name) is in force, the others are reported as errors;
   E2  an address that leaves an interface has its connections forgotten, after its route is gone;
   E3  settings are wanted only for interfaces that exist and belong to an endpoint;
-  E4  both families come from the same code (`settings.families`).
+  E4  a bandwidth that cannot be limited is an error of the endpoint's status, and does not stop
+      it: `problem()` is about what a workload needs, `status()` about all it should have;
+  E5  both families come from the same code (`settings.families`).
 
 Source: Calico felix/dataplane/linux/endpoint_mgr.go (configureInterface); datamodel 7.12.
 """
@@ -24,6 +27,8 @@ from felix.config import FelixConfig
 from felix.dataplane.conntrack_table import ConntrackTable
 from felix.dataplane.manager import InterfaceState
 from felix.dataplane.route_table import RouteClass, RouteTable, RouteTarget
+from felix.dataplane.shaping import shape_of
+from felix.dataplane.shaping_table import ShapingTable
 from felix.dataplane.sysctl_table import NODE, Setting, SysctlTable
 from felix.intent import Intent, WorkloadEndpointRemove, WorkloadEndpointUpdate
 from libcalico.model.keys import ResourceKey
@@ -122,11 +127,12 @@ class EndpointManager:
         routes: Sequence[RouteTable],
         sysctls: SysctlTable,
         conntrack: ConntrackTable,
+        shaping: ShapingTable,
         *,
         settings: EndpointSettings,
     ) -> None:
         self._routes = {table.family: table for table in routes}
-        self._sysctls, self._conntrack = sysctls, conntrack
+        self._sysctls, self._conntrack, self._shaping = sysctls, conntrack, shaping
         self._settings = settings
         self._pending: dict[ResourceKey, WorkloadEndpointUpdate | None] = {}
         self._endpoints: dict[ResourceKey, WorkloadEndpointUpdate] = {}
@@ -153,9 +159,10 @@ class EndpointManager:
             self._interfaces[name] = state
         if before is not None and (state is None or state.ifindex != before.ifindex):
             self._sysctls.forget_written(name)
+            self._shaping.forget_written(name)
         if name in self._keys_by_ifname:
             self._touched |= self._keys_by_ifname[name]
-            if (before is None) != (state is None):
+            if before is None or state is None or before.mtu_bytes != state.mtu_bytes:
                 self._dirty_ifnames.add(name)
 
     # --------------------------------------------------------------------------------- work
@@ -203,11 +210,13 @@ class EndpointManager:
                 RouteClass.LOCAL_WORKLOAD, ifname, [self._target(net, family) for net in mine]
             )
         self._forget_lost_addresses(ifname, nets)
-        has_interface = ifname in self._interfaces
-        if endpoint is not None and is_active and has_interface:
+        interface = self._interfaces.get(ifname)
+        if endpoint is not None and is_active and interface is not None:
             self._sysctls.set_settings(ifname, interface_settings(ifname, endpoint, self._settings))
+            self._shaping.set_shape(ifname, shape_of(endpoint.qos, interface.mtu_bytes))
         else:
             self._sysctls.set_settings(ifname, ())
+            self._shaping.set_shape(ifname, None)
 
     def _routed_nets(self, endpoint: WorkloadEndpointUpdate) -> tuple[str, ...]:
         """Its addresses, and with floating addresses on, those too: traffic to them comes here
@@ -292,7 +301,8 @@ class EndpointManager:
             return EndpointStatus.ERROR
         if not endpoint.active or interface is None or not interface.is_running:
             return EndpointStatus.DOWN
-        return EndpointStatus.ERROR if self.problem(key) else EndpointStatus.UP
+        is_whole = not self.problem(key) and not self._shaping.problem(endpoint.interface)
+        return EndpointStatus.UP if is_whole else EndpointStatus.ERROR
 
     def take_touched(self) -> set[ResourceKey]:
         """Endpoints whose status may have changed since the last call, removed ones included."""
@@ -305,7 +315,7 @@ class EndpointManager:
                 f"{key.namespace}/{key.name}": {
                     "interface": endpoint.interface,
                     "nets": list(endpoint.nets),
-                    "problem": self.problem(key),
+                    "problem": self.problem(key) or self._shaping.problem(endpoint.interface),
                 }
                 for key, endpoint in sorted(self._endpoints.items())
             }

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from libcalico.errors import ProgrammingFailed
-from libcalico.netlink import Address, Event, Link, Route
+from libcalico.netlink import Address, Event, IngressFilter, Link, Qdisc, Route, TokenBucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,51 @@ class SysctlPort(Protocol):
     async def write_sysctls(self, wanted: Sequence[Sysctl]) -> Mapping[int, ProgrammingFailed]:
         """Write those that differ. ENOENT when the path does not exist (no such interface, or a
         kernel without IPv6). Refused ones by index."""
+        ...
+
+
+ShapingOperation = Literal[
+    "set bucket", "clear bucket", "add ifb", "delete ifb", "redirect", "clear redirect"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ShapingWrite:
+    """One step of traffic control on the interface `ifname`.
+
+    set bucket      make `bucket` its root qdisc, or change ours; EEXIST when there is another's
+    clear bucket    delete its root qdisc if it has our handle
+    add ifb         make `ifname` an ifb of `mtu_bytes` unless it exists, and bring it up
+    delete ifb      delete the interface
+    redirect        what comes in goes through `target` first; replaces a redirection of ours
+    clear redirect  no more; `is_whole`: the ingress qdisc goes too"""
+
+    operation: ShapingOperation
+    ifname: str
+    bucket: TokenBucket | None = None
+    target: str = ""
+    mtu_bytes: int = 0
+    is_whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShapingImage:
+    """All of the namespace: links, qdiscs, and the filters of those that have an ingress hook."""
+
+    links: tuple[Link, ...]
+    qdiscs: tuple[Qdisc, ...]
+    filters: tuple[IngressFilter, ...]
+
+
+class ShapingPort(Protocol):
+    async def read_shaping(self) -> ShapingImage:
+        """Errors: ProgrammingFailed, DumpInterrupted."""
+        ...
+
+    async def write_shaping(
+        self, chains: Sequence[Sequence[ShapingWrite]]
+    ) -> Mapping[int, ProgrammingFailed]:
+        """Each chain in order; a refused step ends its chain. Refused chains by index (P2, P3)."""
         ...
 
 

@@ -57,7 +57,7 @@ from libcalico.netlink.qdisc import (
     delete_redirect,
     list_ingress_filters,
     list_qdiscs,
-    replace_tbf,
+    set_tbf,
 )
 from libcalico.netlink.route import (
     PROTO_BGP,
@@ -139,9 +139,9 @@ __all__ = [
     "list_qdiscs",
     "list_routes",
     "replace_route",
-    "replace_tbf",
     "resolve_route",
     "run_in_namespace",
     "set_address",
     "set_neighbour",
+    "set_tbf",
 ]

@@ -26,7 +26,6 @@ from libcalico.netlink.messages import (
     NLM_F_CREATE,
     NLM_F_DUMP,
     NLM_F_EXCL,
-    NLM_F_REPLACE,
     Message,
     Query,
     Request,
@@ -99,16 +98,17 @@ class IngressFilter:
     target: int = 0
 
 
-def replace_tbf(ifindex: int, handle: int, bucket: TokenBucket) -> Request:
-    """Make, or change in place, the root qdisc. EINVAL when peak_rate is not above rate."""
+def set_tbf(ifindex: int, handle: int, bucket: TokenBucket) -> Request:
+    """Make the root qdisc, or change the one of that handle in place; a default one gives way.
+
+    EEXIST when there is one of another handle, EINVAL when peak_rate is not above rate."""
     options = attr(_TBF_PARMS, _pack_tbf(bucket))
     for attr_type, rate in ((_TBF_RATE64, bucket.rate), (_TBF_PRATE64, bucket.peak_rate)):
         if rate >= 1 << 32:
             options += attr(attr_type, _U64.pack(rate))
     body = _TCMSG.pack(0, ifindex, handle, ROOT, 0) + attr_text(_TCA_KIND, "tbf")
     body += nested(_TCA_OPTIONS, options)
-    flags = NLM_F_CREATE | NLM_F_REPLACE
-    return Request(message(RTM_NEWQDISC, flags, body), "replace tbf", str(ifindex))
+    return Request(message(RTM_NEWQDISC, NLM_F_CREATE, body), "set tbf", str(ifindex))
 
 
 def add_ingress(ifindex: int) -> Request:

@@ -36,6 +36,7 @@ from libcalico.netlink import (
     Route,
     RouteEvent,
 )
+from libcalico.testing.shaping import FakeShaping
 
 _INTERFACE_SETTINGS = {
     "net/ipv4/conf/{}": ("forwarding", "proxy_arp", "route_localnet", "rp_filter"),
@@ -89,12 +90,19 @@ class FakeKernel:
         self._arrived = asyncio.Event()
         self._faults: list[_Fault] = []
         self._next_ifindex = 1
+        self.shaping = FakeShaping(self)
         self.add_link("lo")
 
     # ------------------------------------------------------------- what tests do and look at
 
     def add_link(
-        self, name: str, *, is_up: bool = True, has_carrier: bool = True, mtu_bytes: int = 0
+        self,
+        name: str,
+        *,
+        is_up: bool = True,
+        has_carrier: bool = True,
+        mtu_bytes: int = 0,
+        kind: str = "",
     ) -> int:
         """Like `ip link add`. A name that is taken is the test's mistake."""
         assert all(link.name != name for link in self._links.values()), f"{name} exists"
@@ -103,7 +111,7 @@ class FakeKernel:
             for setting in names:
                 self.sysctls[f"{directory.format(name)}/{setting}"] = "?"
         carrier = is_up and has_carrier
-        link = Link(ifindex, name, mtu_bytes=mtu_bytes, is_up=is_up, has_carrier=carrier)
+        link = Link(ifindex, name, kind, mtu_bytes=mtu_bytes, is_up=is_up, has_carrier=carrier)
         self._store_link(link)
         return ifindex
 
@@ -143,6 +151,9 @@ class FakeKernel:
         address = Address(self.link(name).ifindex, cidr)
         self._addresses.remove(address)
         self._notify(AddressEvent(address, True, 0))
+
+    def all_links(self) -> list[Link]:
+        return list(self._links.values())
 
     def link(self, name: str) -> Link:
         return next(link for link in self._links.values() if link.name == name)

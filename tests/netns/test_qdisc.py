@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from libcalico.errors import ProgrammingFailed
@@ -19,7 +21,7 @@ from libcalico.netlink import (
     delete_redirect,
     list_ingress_filters,
     list_qdiscs,
-    replace_tbf,
+    set_tbf,
 )
 from libcalico.netlink.qdisc import INGRESS, INGRESS_HANDLE, MAX_TICKS, ROOT
 from tests.support.netns import Namespace, why_unavailable
@@ -50,10 +52,19 @@ def wired(node: Namespace) -> Namespace:
 )
 def test_a_token_bucket_is_read_back_exactly(wired: Namespace, bucket: TokenBucket):
     ifindex = wired.link("cali1").ifindex
-    wired.socket.execute(replace_tbf(ifindex, HANDLE, TokenBucket(1000, 1_000_000, 9000)))
-    wired.socket.execute(replace_tbf(ifindex, HANDLE, bucket))
+    wired.socket.execute(set_tbf(ifindex, HANDLE, TokenBucket(1000, 1_000_000, 9000)))
+    wired.socket.execute(set_tbf(ifindex, HANDLE, bucket))
     (found,) = [q for q in wired.socket.query(list_qdiscs()) if q.ifindex == ifindex]
     assert (found.kind, found.handle, found.bucket) == ("tbf", HANDLE, bucket)
+
+
+def test_only_ours_is_changed(wired: Namespace):
+    ifindex = wired.link("cali1").ifindex
+    wired.run("tc", "qdisc", "add", "dev", "cali1", "root", "handle", "1:", "htb")
+    with pytest.raises(ProgrammingFailed) as refused:
+        wired.socket.execute(set_tbf(ifindex, HANDLE, TokenBucket(1000, 1_000_000, 9000)))
+    assert refused.value.errno == errno.EEXIST
+    assert "htb 1:" in wired.run("tc", "qdisc", "show", "dev", "cali1")
 
 
 def test_only_ours_is_deleted(wired: Namespace):

@@ -125,7 +125,7 @@ class FelixWorld:
         watcher.preload(updates)
         nft = NftKernel(self.nft)
         kernel = self.kernel
-        ports = Ports(nft, kernel, kernel, kernel, kernel, kernel)
+        ports = Ports(nft, kernel, kernel, kernel, kernel, kernel, kernel.shaping)
         self.felix = Felix(process, local, watcher, Edges(self.datastore, ports, health))
         self.felix.spawn(asyncio.Event())
 

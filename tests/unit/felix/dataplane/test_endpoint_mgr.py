@@ -15,6 +15,7 @@ from felix.dataplane.endpoint_mgr import (
 from felix.dataplane.link_monitor import LinkMonitor
 from felix.dataplane.ownership import RouteOwnership
 from felix.dataplane.route_table import RouteTable
+from felix.dataplane.shaping_table import ShapingTable
 from felix.dataplane.sysctl_table import SysctlTable
 from felix.intent import NatMapping, WorkloadEndpointRemove, WorkloadEndpointUpdate
 from libcalico.model.keys import ResourceKey
@@ -63,11 +64,13 @@ class World:
         ]
         self.sysctls = SysctlTable(self.kernel)
         self.conntrack = Conntrack(self.kernel)
+        self.shaping = ShapingTable(self.kernel.shaping, ("cali",))  # type: ignore[arg-type]
         self.links = LinkMonitor(self.kernel)
         self.manager = EndpointManager(
             self.routes,
             self.sysctls,
             self.conntrack,  # type: ignore[arg-type]
+            self.shaping,
             settings=settings or EndpointSettings(),
         )
         for listener in (*self.routes, self.manager):
@@ -83,7 +86,7 @@ class World:
         self.links.queue_relist("test")
         await self.links.refresh()
         self.manager.complete_deferred_work()
-        for driver in (self.sysctls, *self.routes):
+        for driver in (self.sysctls, self.shaping, *self.routes):
             await driver.apply()
 
     def forgotten(self) -> list[str]:

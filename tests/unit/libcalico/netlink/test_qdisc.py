@@ -26,7 +26,7 @@ from libcalico.netlink.qdisc import (
     list_qdiscs,
     parse_filter,
     parse_qdisc,
-    replace_tbf,
+    set_tbf,
 )
 
 TCMSG = struct.Struct("=BxxxiIII")
@@ -52,7 +52,7 @@ def as_dumped(request, handle: int) -> Message:
 
 @pytest.mark.parametrize("bucket", BUCKETS)
 def test_a_token_bucket_reads_back(bucket):
-    found = parse_qdisc(reread(replace_tbf(7, 0xCA110000, bucket)))
+    found = parse_qdisc(reread(set_tbf(7, 0xCA110000, bucket)))
     assert found == Qdisc(7, "tbf", 0xCA110000, ROOT, bucket)
 
 
