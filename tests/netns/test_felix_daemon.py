@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from libcalico.model import Rule
+from libcalico.model import QoSControls, Rule
 from libcalico.model.codec import encode
 from libcalico.model.keys import path_of
 from libcalico.netlink import (
@@ -204,6 +204,45 @@ def test_a_killed_felix_is_not_missed_and_its_successor_rewrites_nothing(node, t
     assert written_routes == []
     assert written == b"", "no transaction at all"
     assert (node.routes(), node.ruleset()) == (before, rules)
+
+
+def test_qos_controls_of_a_stored_endpoint_outlive_a_killed_felix(node):
+    limits = QoSControls(
+        ingress_bandwidth=10**7,
+        egress_bandwidth=10**6,
+        egress_packet_rate=1000,
+        ingress_max_connections=9,
+        dscp="EF",
+    )
+    plain = node.ns.run("tc", "qdisc", "show", "dev", "calia")
+    node.store(workload("a", *A, qos_controls=limits))
+    node.start()
+    node.wait_ready()
+
+    def programmed() -> list[str]:
+        tools = (("nft", "-a", "-s", "list", "table", "inet", "calico"), ("tc", "-d", "qdisc"))
+        redirect = ("tc", "filter", "show", "dev", "calia", "ingress")
+        return [node.ns.run(*argv) for argv in (*tools, redirect, ("ip", "-o", "link"))]
+
+    before = programmed()
+    assert "limit rate over 1000/second" in before[0]
+    assert "ct count over 9" in before[0]
+    assert "ip dscp set ef" in before[0]
+    assert "tbf ca11: dev calia root" in before[1]
+    assert "rate 1Mbit" in before[1]
+    assert "Redirect to device bwcali" in before[2]
+    assert eventually(lambda: node.reach() == BOTH), "limited, not cut off"
+    assert node.stop(signal.SIGKILL) != 0
+    monitor = node.ns.spawn("nft", "monitor", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    node.start()
+    node.wait_ready()
+    monitor.terminate()
+    assert monitor.communicate(timeout=10)[0] == b"", "no transaction at all"
+    assert programmed() == before
+    node.store(workload("a", *A))
+    assert eventually(lambda: "bwcali" not in node.ns.run("ip", "-o", "link"))
+    assert eventually(lambda: node.ns.run("tc", "qdisc", "show", "dev", "calia") == plain)
+    assert "ct count" not in node.ruleset()
 
 
 def test_orphans_wait_for_the_datastore_and_go_then(node):

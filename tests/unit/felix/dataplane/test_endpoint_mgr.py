@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from felix.config import SCHEMA
@@ -17,7 +19,13 @@ from felix.dataplane.ownership import RouteOwnership
 from felix.dataplane.route_table import RouteTable
 from felix.dataplane.shaping_table import ShapingTable
 from felix.dataplane.sysctl_table import SysctlTable
-from felix.intent import NatMapping, WorkloadEndpointRemove, WorkloadEndpointUpdate
+from felix.intent import (
+    DirectionLimits,
+    NatMapping,
+    QosControls,
+    WorkloadEndpointRemove,
+    WorkloadEndpointUpdate,
+)
 from libcalico.model.keys import ResourceKey
 from libcalico.netlink import AF_INET, AF_INET6, Route, RouteEvent, device_route
 from libcalico.runtime.config import Layer, LiveConfig, Source
@@ -358,3 +366,39 @@ def test_settings_come_from_the_configuration():
     default = LiveConfig(SCHEMA).config
     assert EndpointSettings.of(default) == EndpointSettings()
     assert EndpointSettings.of(default, has_ipv6=False).families == (AF_INET,)
+
+
+LIMITED = QosControls(egress=DirectionLimits(bits_per_s=10**6, burst_bits=10**5))
+
+
+async def test_a_bandwidth_is_shaped_while_its_endpoint_holds_the_interface(world):
+    world.kernel.add_link("cali1", mtu_bytes=9000)
+    limited = endpoint("a", "cali1", qos=LIMITED)
+    await world.cycle(limited)
+    ifb = world.kernel.shaping.target("cali1")
+    assert ifb.startswith("bwcali")
+    assert world.kernel.shaping.bucket(ifb).limit_bytes == 3125 + 12_500
+    assert world.manager.status(limited.key) is EndpointStatus.UP
+    await world.cycle(replace(limited, active=False))
+    assert world.kernel.shaping.target("cali1") == ""
+
+
+async def test_a_bandwidth_that_cannot_be_limited_is_an_error_and_stops_nothing(world):
+    ifindex = world.kernel.add_link("cali1")
+    world.kernel.shaping.put_filter("cali1", "u32", 1)
+    limited = endpoint("a", "cali1", qos=LIMITED)
+    await world.cycle(limited)
+    assert world.kernel.routes() == devices(ifindex)
+    assert world.manager.problem(limited.key) == ""
+    assert world.manager.status(limited.key) is EndpointStatus.ERROR
+    shown = world.manager.dump()["endpoints"]["prod/a"]["problem"]
+    assert "another program" in shown
+
+
+async def test_an_interface_made_anew_within_one_cycle_is_shaped_again(world):
+    world.kernel.add_link("cali1")
+    await world.cycle(endpoint("a", "cali1", qos=LIMITED))
+    world.kernel.delete_link("cali1")
+    world.kernel.add_link("cali1")
+    await world.cycle()
+    assert world.kernel.shaping.target("cali1").startswith("bwcali")
