@@ -115,6 +115,17 @@ class CniNode:
         self._etcd.send_signal(number)
 
     def start_felix(self, **environ: str) -> None:
+        self.set_environment(**environ)
+        with (self.directory / "felix.log").open("ab") as log:
+            self._felix = self.ns.spawn(
+                *(sys.executable, "-m", "felix"),
+                env=os.environ | self.environ,
+                cwd="/",
+                stderr=log,
+            )
+
+    def set_environment(self, **environ: str) -> None:
+        """Felix's."""
         self.environ = {
             "NODENAME": NODE,
             "DATASTORE_TYPE": "etcdv3",
@@ -127,13 +138,6 @@ class CniNode:
             "FELIX_PROMETHEUSMETRICSENABLED": "true",
             **environ,
         }
-        with (self.directory / "felix.log").open("ab") as log:
-            self._felix = self.ns.spawn(
-                *(sys.executable, "-m", "felix"),
-                env=os.environ | self.environ,
-                cwd="/",
-                stderr=log,
-            )
 
     def kill_felix(self) -> None:
         assert self._felix is not None
