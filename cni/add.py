@@ -104,10 +104,9 @@ class AddOperation:
         if self.queue is None or old is None or old.container_id == asked.workload.container_id:
             return
         notes = old.endpoint.metadata.annotations
-        boot = await asyncio.to_thread(sandbox.boot_id)
         if not old.container_id or not notes.get(NETWORK_ANNOTATION):
             return
-        if sandbox.is_gone(notes.get(SANDBOX_ANNOTATION, ""), boot):
+        if sandbox.is_gone(notes.get(SANDBOX_ANNOTATION, ""), sandbox.boot_id()):
             try:
                 await self.queue.put(left_of_stale(old, has_endpoint=False))
             except QueueRefused as err:

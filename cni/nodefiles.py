@@ -42,11 +42,13 @@ def _name_in(conf: NodeConfig) -> str:
 
 
 def pod_mtu(conf: NodeConfig, lib_dir: Path, own: int) -> int:
-    """`mtu`, else the mtu file that felix writes, else what felix says now (0: ask the kernel).
+    """`mtu`, else what felix says now and writes into the mtu file, else that file's content (0:
+    ask the kernel). The file is read only when it may say something else, or is required.
 
     Errors: CniError for a file that holds no MTU, or is missing and required."""
-    if conf.mtu_bytes and not conf.require_mtu_file:
-        return conf.mtu_bytes
+    known = conf.mtu_bytes or own
+    if known and not conf.require_mtu_file:
+        return known
     path = lib_dir / "mtu"
     try:
         text = path.read_text(encoding="utf-8").strip()

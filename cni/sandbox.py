@@ -11,14 +11,16 @@ Source: Linux Documentation/admin-guide/sysctl/kernel.rst (random/boot_id), name
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
+@functools.cache
 def boot_id() -> str:
-    """Of the running kernel; "" when it cannot be read."""
+    """Of the running kernel, so read once; "" when it cannot be read."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):

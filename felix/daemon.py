@@ -209,7 +209,8 @@ class Felix:
         sinks: list[StatusSink] = [self._reporter]
         directory = status_directory(config)
         if directory is not None:
-            sinks.append(StatusFiles(directory, self._local.node))
+            writer = ThreadPoolExecutor(1, "status-files")
+            sinks.append(StatusFiles(directory, self._local.node, writer.submit))
         return sinks
 
     def spawn(self, agent_is_idle: asyncio.Event) -> None:

@@ -18,6 +18,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from felix.config import FelixConfig
@@ -54,11 +55,20 @@ def status_directory(config: FelixConfig) -> Path | None:
 
 
 class StatusFiles:
-    """StatusSink: one file per workload endpoint that is up."""
+    """StatusSink: one file per workload endpoint that is up.
 
-    def __init__(self, directory: Path, node: str) -> None:
+    `submit` runs what it is given later, in order (a ThreadPoolExecutor of one thread has one): the
+    event loop does not wait for files. Without it they are written at once."""
+
+    def __init__(
+        self,
+        directory: Path,
+        node: str,
+        submit: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
         self._directory, self._node = directory, node
-        self._present: set[str] = set()
+        self._submit = submit or (lambda work: work())
+        self._present: set[str] = set()  # of the thread that writes
 
     def on_report(self, key: ResourceKey, report: EndpointReport | None) -> None:
         if key.kind == HostEndpoint.kind:
@@ -69,12 +79,15 @@ class StatusFiles:
             LOG.warning("endpoint has no status file", key=key.name, error=str(err))
             return
         if report is not None and report.status is EndpointStatus.UP:
-            self._write(name, report)
+            self._submit(partial(self._write, name, report))
         else:
-            self._remove(name)
+            self._submit(partial(self._remove, name))
 
     def on_complete(self) -> None:
         """Z1."""
+        self._submit(self._remove_stale)
+
+    def _remove_stale(self) -> None:
         try:
             names = [path.name for path in self._directory.iterdir()]
         except FileNotFoundError:

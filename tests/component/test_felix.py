@@ -48,7 +48,7 @@ async def test_workloads_in_the_datastore_get_routes_settings_policy_and_status(
         assert world.kernel.sysctls["net/ipv4/conf/calia/proxy_arp"] == "1"
         assert world.kernel.sysctls["net/ipv4/ip_forward"] == "1"
         directory = world.directory / "run/endpoint-status"
-        await world.until(lambda: len(list(directory.iterdir())) == 2)
+        await world.until(lambda: len(list(directory.glob("*"))) == 2)
         content = json.loads((directory / "k8s prod%2Fa eth0").read_text())
         assert content == {"ifaceName": "calia", "ipv4Nets": [A], "ipv6Nets": [A6]}
     assert world.exit_code == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -61,6 +61,20 @@ def test_a_file_says_that_an_endpoint_is_up_and_goes_when_it_is_not(files, tmp_p
     assert names(tmp_path) == set()
     files.on_report(POD, report())
     files.on_report(POD, None)
+    assert names(tmp_path) == set()
+
+
+def test_files_are_written_when_the_writer_comes_to_it_in_order(tmp_path):
+    later: list[Callable[[], None]] = []
+    files = StatusFiles(tmp_path / "endpoint-status", "n1", later.append)
+    files.on_report(POD, report())
+    files.on_complete()
+    files.on_report(POD, None)
+    assert not (tmp_path / "endpoint-status").exists()
+    for work in later[:2]:
+        work()
+    assert names(tmp_path) == {FILE}
+    later[2]()
     assert names(tmp_path) == set()
 
 
