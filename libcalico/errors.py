@@ -261,14 +261,15 @@ class PoolExhausted(Exhausted):
 
 
 class BlockLimitReached(Exhausted):
-    """The host already holds as many affine blocks as it may."""
+    """The host already holds as many affine blocks of the pools it may use as it may."""
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(limit)
-        self.limit = limit
+    def __init__(self, limit: int, pools: Sequence[str] = ()) -> None:
+        super().__init__(limit, tuple(pools))
+        self.limit, self.pools = limit, tuple(pools)
 
     def __str__(self) -> str:
-        return "cannot allocate new block due to per host block limit"
+        said = "cannot allocate new block due to per host block limit"
+        return f"{said}: {self.limit} in pools: [{' '.join(self.pools)}]"
 
 
 class ProgrammingFailed(SuiteError):

@@ -270,7 +270,8 @@ class Family:
                 return await self._claim_block(owned)
             except NoFreeBlocks:
                 if self._facts.config.strict_affinity:
-                    self._messages.append(NO_MORE_AFFINE)
+                    names = " ".join(self._pool_names())
+                    self._messages.append(f"{NO_MORE_AFFINE}: pools [{names}]")
                 return None
 
     async def _look_again(self, own: list[str]) -> str | None:
@@ -304,10 +305,13 @@ class Family:
                 f"Need to allocate an IPAM block but could not - limit of {limit} blocks reached "
                 "for this node"
             )
-            raise BlockLimitReached(limit)
+            raise BlockLimitReached(limit, self._pool_names())
         if not self._facts.config.auto_allocate_blocks:
             raise BlockNotFound
         return await self._claim_free() or await self._reclaim()
+
+    def _pool_names(self) -> list[str]:
+        return [str(pool.cidr) for pool in self._usable]
 
     def _limit(self) -> int:
         asked = self._request.max_blocks_per_host

@@ -21,6 +21,7 @@ from libcalico.errors import AlreadyExists
 from libcalico.model import WorkloadEndpoint
 from libcalico.model.codec import encode
 from libcalico.model.endpoints import WorkloadEndpointSpec
+from libcalico.model.ipam import IpamConfig
 from libcalico.model.keys import ResourceKey
 from libcalico.model.meta import ObjectMeta
 from libcalico.model.names import k8s_interface_name
@@ -565,3 +566,27 @@ async def test_an_address_that_another_plugin_has_from_us_is_no_leak(node, tmp_p
         assert len(await agent.ipam.ips_by_handle("net.c1")) == 2
         code, _ = await agent.call("DEL", plugin="calico-ipam", conf=conf)
         assert (code, agent.leftovers()) == (0, [])
+
+
+async def test_at_the_limit_of_blocks_the_error_names_limit_and_pool(node, netns, tmp_path):
+    settings = IpamConfig(strict_affinity=True, auto_allocate_blocks=True, max_blocks_per_host=1)
+    pool = {"cidr": "10.66.0.0/29", "blockSize": 32, "nodeSelector": "!all()"}
+    conf = {**CONF, "ipam": {"type": "calico-ipam", "ipv4_pools": ["10.66.0.0/29"]}}
+    async with agent_node(node, tmp_path) as agent:
+        agent.datastore.seed({
+            "/calico/ipam/v2/config": encode(settings),
+            "/calico/resources/v3/projectcalico.org/ippools/small": json.dumps(
+                {"kind": "IPPool", "metadata": {"name": "small"}, "spec": pool}
+            ).encode(),
+        })  # fmt: skip
+        first, second = netns.make("first"), netns.make("second")
+        code, result = await add(agent, first, conf=conf)
+        assert code == 0, result
+        args = POD_ARGS.replace("web", "db")
+        code, error = await add(agent, second, conf=conf, CNI_CONTAINERID="c2", CNI_ARGS=args)
+        assert (code, error["code"]) == (1, 100)
+        assert error["msg"] == (
+            "cannot allocate new block due to per host block limit: 1 in pools: [10.66.0.0/29]"
+        )
+        assert (await agent.call("DEL", CNI_NETNS=first.path, CNI_ARGS=POD_ARGS))[0] == 0
+        assert agent.leftovers() == []

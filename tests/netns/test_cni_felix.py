@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.support.netns import (
 IPAM = {"type": "calico-ipam", "assign_ipv4": "true", "assign_ipv6": "true"}
 CONF: dict[str, Any] = {"cniVersion": "1.0.0", "name": "net", "type": "calico", "ipam": IPAM}
 POD_ARGS = "IgnoreUnknown=1;K8S_POD_NAMESPACE=prod;K8S_POD_NAME=web"
+RESOURCES = "/calico/resources/v3/projectcalico.org/"
 ANNOTATIONS = "io.kubernetes.cri.pod-annotations"
 
 
@@ -433,3 +435,64 @@ async def test_behind_a_plugin_that_made_the_interface_it_is_an_error(node, pod)
     assert "10.9.9.2/24" in pod.run("ip", "addr", "show", "eth0")
     await late.delete("c1", pod.path, CNI_ARGS=POD_ARGS)
     assert "eth0" not in pod.run("ip", "-o", "link")
+
+
+@pytest.fixture
+def small_pool(node: CniNode, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A pool of eight addresses for those who name it, in blocks of the size of the parameter."""
+    block_size: int = request.param
+    cidr = f"10.67.{block_size}.0/29"
+    key = f"{RESOURCES}ippools/small{block_size}"
+    spec = {"cidr": cidr, "blockSize": block_size, "nodeSelector": "!all()"}
+    pool = {"kind": "IPPool", "metadata": {"name": f"small{block_size}"}, "spec": spec}
+    node.ns.run("etcdctl", "put", key, json.dumps(pool))
+    yield cidr
+    node.ns.run("etcdctl", "del", key)
+
+
+def only_from(cidr: str) -> dict[str, Any]:
+    return {**CONF, "ipam": {**IPAM, "assign_ipv6": "false", "ipv4_pools": [cidr]}}
+
+
+def numbered(number: int) -> dict[str, str]:
+    args = f"IgnoreUnknown=1;K8S_POD_NAMESPACE=prod;K8S_POD_NAME=small-{number}"
+    return {"CNI_CONTAINERID": f"small{number}", "CNI_ARGS": args}
+
+
+def first_add(node: CniNode, pod: Namespace, conf: dict[str, Any]) -> dict[str, Any]:
+    """Number 0, as soon as felix has heard of the pool."""
+    said: dict[str, Any] = {}
+
+    def works() -> bool:
+        code, answer = node.cni("ADD", pod.path, conf=conf, **numbered(0))
+        said.clear()
+        said.update(answer)
+        return code == 0
+
+    assert eventually(works, timeout_s=30), said
+    return said
+
+
+@pytest.mark.parametrize("small_pool", [31, 30], indirect=True)
+def test_the_smallest_blocks_serve_every_address_and_a_full_pool_is_named(node, small_pool, netns):
+    conf = only_from(small_pool)
+    pods = [netns.make(f"p{number}") for number in range(9)]
+    results = [first_add(node, pods[0], conf)]
+    results += [add(node, pods[n], conf, **numbered(n)) for n in range(1, 8)]
+    given = [address for result in results for address in addresses(result)]
+    assert sorted(given, key=ip_address) == [str(a) for a in ip_network(small_pool)]
+    assert all(can_ping(node.ns, address) for address in given)
+    error = refused(node, pods[8], conf, **numbered(8))
+    assert error["code"] == 100
+    assert error["msg"] == (
+        "failed to request addresses: Assigned 0 out of 1 requested IPv4 addresses; "
+        f"No IPs available in pools: [{small_pool}]"
+    )
+    assert "eth0" not in pods[8].run("ip", "-o", "link")
+    # One that ends makes room, though the runtime has no namespace of it any more.
+    pods[3].remove()
+    assert node.cni("DEL", "", conf=conf, **numbered(3)) == (0, {})
+    assert addresses(add(node, pods[8], conf, **numbered(8))) == addresses(results[3])
+    assert eventually(lambda: can_ping(node.ns, given[3]))
+    for number in (0, 1, 2, 4, 5, 6, 7, 8):
+        remove(node, pods[number], conf, **numbered(number))

@@ -389,7 +389,9 @@ async def test_the_number_of_blocks_a_host_may_have(
     with pytest.raises(BlockLimitReached) as refused:
         await ipam.auto_assign(ask("over", max_blocks_per_host=asked))
     assert refused.value.limit == limit
-    assert str(refused.value) == "cannot allocate new block due to per host block limit"
+    assert str(refused.value) == (
+        f"cannot allocate new block due to per host block limit: {limit} in pools: [10.0.0.0/24]"
+    )
     assert len(await all_blocks(store)) == limit
 
 
@@ -449,7 +451,7 @@ async def test_strict_affinity_forbids_borrowing_and_says_so(store: MemoryDatast
     got = await client(store, known).auto_assign(ask("b", "n2"))
     assert str(got.partial_error()) == (
         "Assigned 0 out of 1 requested IPv4 addresses; "
-        "No more free affine blocks and strict affinity enabled"
+        "No more free affine blocks and strict affinity enabled: pools [10.0.0.0/29]"
     )
 
 
