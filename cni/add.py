@@ -31,7 +31,7 @@ from cni.queue import DeleteQueue, QueueRefused
 from cni.results import Interface, IPConfig, Result, RouteConfig
 from cni.skel import CniError, Code, Request
 from cni.threads import both, in_thread, to_the_end
-from cni.veth import HOST_MAC, PodWire, host_cidr
+from cni.veth import HOST_MAC, PodWire, Wiring, host_cidr
 from libcalico.errors import AlreadyExists, Conflict, NotFound, SuiteError
 from libcalico.model import WorkloadEndpoint
 from libcalico.model.names import cni_handle_id
@@ -175,18 +175,17 @@ class AddOperation:
             allow_ip_forwarding=conf.allow_ip_forwarding,
             num_queues=conf.node.num_queues,
         )
-        # Only a wire that we made is ours to remove: the name may be somebody else's interface.
-        wired: list[PodWire] = []
+        wiring = Wiring(wire, expects_ipv6=conf.ipam.assign_ipv6)
         try:
             await self._free_the_wanted(asked)
             # Pushed before the attempt: an assignment whose answer was lost must be undone as well.
             undo.append(lambda: self.addresses.release(request, conf, workload.handle_id))
-            undo.append(lambda: in_thread(lambda: _unwire(wired)))
-            mtu_bytes, assigned = await both(
-                in_thread(lambda: _prepared(wire, wired)),
+            undo.append(lambda: in_thread(lambda: _unwire(wiring, wire)))
+            _, assigned = await both(
+                in_thread(wiring.prepare),
                 self.addresses.assign(request, conf, workload),
             )
-            wire = replace(wire, addresses=assigned, mtu_bytes=mtu_bytes or wire.mtu_bytes)
+            wire = replace(wire, addresses=assigned)
             endpoint = build(
                 workload,
                 conf,
@@ -197,7 +196,7 @@ class AddOperation:
             undo.append(lambda: self.programmer.retract(workload.key))
             undo.append(lambda: self._forget(workload))
             recorded = Recorded(workload, endpoint, asked.existing)
-            made = await self._make(wire, wired, recorded)
+            made = await self._make(wiring, wire, recorded)
         except (AlreadyExists, Conflict, NotFound) as err:
             await to_the_end(_undo_all(undo, workload))
             said = "another request for the same pod came first"
@@ -207,6 +206,8 @@ class AddOperation:
         except BaseException:
             await to_the_end(_undo_all(undo, workload))
             raise
+        finally:
+            wiring.close()
         LOG.info(
             "pod connected",
             endpoint=workload.key.name,
@@ -225,13 +226,13 @@ class AddOperation:
             handle_id = cni_handle_id(asked.request.network, old.container_id)
             await self.addresses.release(asked.request, asked.conf, handle_id)
 
-    async def _make(self, wire: PodWire, wired: list[PodWire], recorded: Recorded) -> veth.MadeWire:
+    async def _make(self, wiring: Wiring, wire: PodWire, recorded: Recorded) -> veth.MadeWire:
         """The rest of the wire, then policy, and the record meanwhile: the datastore's answer is
         waited for last."""
         key = recorded.workload.key
 
         async def in_kernel() -> veth.MadeWire:
-            made = await in_thread(lambda: _created(wire, wired))
+            made = await in_thread(lambda: wiring.complete(wire.addresses))
             await self.programmer.program(key, recorded.endpoint)
             return made
 
@@ -248,23 +249,9 @@ class AddOperation:
                 await self.store.delete(stored)
 
 
-def _prepared(wire: PodWire, wired: list[PodWire]) -> int:
-    """`wired` gets the wire when it is made, also when nobody waits for it any more."""
-    mtu_bytes = veth.prepare(wire)
-    if mtu_bytes:
-        wired.append(wire)
-    return mtu_bytes
-
-
-def _created(wire: PodWire, wired: list[PodWire]) -> veth.MadeWire:
-    made = veth.create(wire, is_prepared=bool(wired))
-    if not wired:
-        wired.append(wire)
-    return made
-
-
-def _unwire(wired: list[PodWire]) -> None:
-    for wire in wired:
+def _unwire(wiring: Wiring, wire: PodWire) -> None:
+    """Only a wire that we made is ours to remove: the name may be somebody else's interface."""
+    if wiring.is_made:
         veth.delete_in_pod(wire.netns, wire.pod_name)
 
 

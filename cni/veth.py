@@ -23,8 +23,9 @@ import errno
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from cni.skel import CniError, Code
 from libcalico.errors import ProgrammingFailed
@@ -91,33 +92,93 @@ class MadeWire:
     mtu_bytes: int
 
 
-def prepare(wire: PodWire) -> int:
-    """Make the pair alone: that takes no address, so it can be done while IPAM is asked.
-
-    Returns its MTU for `create`; 0 when the host's name is taken (W3): `create` replaces it, once
-    it is sure that this pod will have addresses. Errors: as `create`."""
-    with _in_netns(wire) as netns_fd, NetlinkSocket() as host:
-        if _find(host, wire.host_name) is not None:
-            return 0
-        mtu_bytes = wire.mtu_bytes or uplink_mtu(host)
-        _create_pair(host, wire, netns_fd, mtu_bytes)
-        return mtu_bytes
-
-
-def create(wire: PodWire, *, is_prepared: bool = False) -> MadeWire:
+def create(wire: PodWire) -> MadeWire:
     """Make pair, addresses and routes. Errors: CniError (8 for the namespace, else 100)."""
-    with _in_netns(wire) as netns_fd, NetlinkSocket() as host:
-        mtu_bytes = wire.mtu_bytes or uplink_mtu(host)
-        if not is_prepared:
-            _create_pair(host, wire, netns_fd, mtu_bytes)
+    with Wiring(wire) as wiring:
+        return wiring.complete(wire.addresses)
+
+
+class Wiring:
+    """One wire in two steps: the first takes no address, so it can be done while IPAM is asked.
+
+    After it the pod's namespace need not be entered again: a socket bound to it is kept. Blocking;
+    not for two threads at once. `is_made`: there is a pair of ours, to be removed by the caller."""
+
+    def __init__(self, wire: PodWire, *, expects_ipv6: bool = False) -> None:
+        self._wire = wire
+        self._prepares_ipv6 = expects_ipv6 or wire.has_ipv6
+        self._inside: _Inside | None = None
+        self._mtu_bytes = wire.mtu_bytes
+        self.is_made = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._inside is not None:
+            self._inside.socket.close()
+
+    def prepare(self) -> None:
+        """Make the pair, unless the host's name is taken (W3): that is replaced by `complete`, once
+        it is sure that this pod will have addresses. Errors: CniError."""
+        with _in_netns(self._wire) as netns_fd, NetlinkSocket() as host:
+            if _find(host, self._wire.host_name) is None:
+                self._make_pair(host, netns_fd)
+
+    def complete(self, addresses: tuple[str, ...]) -> MadeWire:
+        """Everything else. Errors: CniError."""
+        wire = replace(self._wire, addresses=addresses)
+        with _in_netns(wire) as netns_fd, NetlinkSocket() as host:
+            inside = self._inside or self._make_pair(host, netns_fd)
+            with self._removed_on_failure(host):
+                if wire.has_ipv6 and not self._prepares_ipv6:
+                    run_in_namespace(netns_fd, lambda: _allow_ipv6(wire))
+                _bring_host_up(host, wire)
+                _configure_pod(inside, wire)
+        return MadeWire(inside.link.mac, self._mtu_bytes)
+
+    def _make_pair(self, host: NetlinkSocket, netns_fd: int) -> _Inside:
+        self._mtu_bytes = self._mtu_bytes or uplink_mtu(host)
+        _create_pair(host, self._wire, netns_fd, self._mtu_bytes)
+        self.is_made = True
+        with self._removed_on_failure(host):
+            self._inside = run_in_namespace(netns_fd, self._look_inside)
+        return self._inside
+
+    def _look_inside(self) -> _Inside:
+        """Runs in the pod's namespace."""
+        wire = self._wire
+        _sysctl("ipv4/ip_forward", _forwarding(wire))
+        if self._prepares_ipv6:
+            _allow_ipv6(wire)
+        pod = NetlinkSocket()
         try:
-            _bring_host_up(host, wire)
-            mac = run_in_namespace(netns_fd, lambda: _configure_pod(wire))
+            return _Inside(pod, pod.query_one(get_link(wire.pod_name)))
+        except BaseException:
+            pod.close()
+            raise
+
+    @contextlib.contextmanager
+    def _removed_on_failure(self, host: NetlinkSocket) -> Iterator[None]:
+        """W4."""
+        try:
+            yield
         except BaseException:
             with contextlib.suppress(ProgrammingFailed):
-                host.execute(delete_link(wire.host_name))
+                host.execute(delete_link(self._wire.host_name))
+            self.is_made = False
             raise
-    return MadeWire(mac, mtu_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Inside:
+    """The pod's end, and a socket bound to its namespace."""
+
+    socket: NetlinkSocket
+    link: Link
 
 
 @contextlib.contextmanager
@@ -190,32 +251,34 @@ def _bring_host_up(host: NetlinkSocket, wire: PodWire) -> None:
     host.execute(change_link(wire.host_name, LinkChange(is_up=True)))
 
 
-def _configure_pod(wire: PodWire) -> str:
-    """Runs inside the pod's namespace. Returns the MAC of the pod's interface."""
-    forwarding = "1" if wire.allow_ip_forwarding else "0"
-    _sysctl("ipv4/ip_forward", forwarding)
-    if wire.has_ipv6:
-        for name in ("all", "default", "lo", wire.pod_name):
-            _sysctl(f"ipv6/conf/{name}/disable_ipv6", "0")
-        _sysctl(f"ipv6/conf/{wire.pod_name}/accept_dad", "0")
-        _sysctl("ipv6/conf/all/forwarding", forwarding)
-    with NetlinkSocket() as pod:
-        link = pod.query_one(get_link(wire.pod_name))
-        requests: list[NetlinkRequest] = [
-            change_link(LOOPBACK, LinkChange(is_up=True)),
-            change_link(link.ifindex, LinkChange(is_up=True)),
-        ]
-        requests += [set_address(link.ifindex, host_cidr(a)) for a in wire.addresses]
-        routes = [add_route(route) for route in pod_routes(wire, link.ifindex)]
-        failures = pod.transact([*requests, *routes])
-        # A second network of the pod finds the gateway and default route of the first; then its
-        # own default, whose gateway is on the other interface, is unreachable and not wanted.
-        is_second = any(failure.errno == errno.EEXIST for failure in failures.values())
-        for index, failure in failures.items():
-            tolerated = (errno.EEXIST, errno.ENETUNREACH) if is_second else ()
-            if index < len(requests) or failure.errno not in tolerated:
-                raise failure
-        return link.mac
+def _forwarding(wire: PodWire) -> str:
+    return "1" if wire.allow_ip_forwarding else "0"
+
+
+def _allow_ipv6(wire: PodWire) -> None:
+    """Runs in the pod's namespace, before its interface is up (W2)."""
+    for name in ("all", "default", "lo", wire.pod_name):
+        _sysctl(f"ipv6/conf/{name}/disable_ipv6", "0")
+    _sysctl(f"ipv6/conf/{wire.pod_name}/accept_dad", "0")
+    _sysctl("ipv6/conf/all/forwarding", _forwarding(wire))
+
+
+def _configure_pod(inside: _Inside, wire: PodWire) -> None:
+    ifindex = inside.link.ifindex
+    requests: list[NetlinkRequest] = [
+        change_link(LOOPBACK, LinkChange(is_up=True)),
+        change_link(ifindex, LinkChange(is_up=True)),
+    ]
+    requests += [set_address(ifindex, host_cidr(a)) for a in wire.addresses]
+    routes = [add_route(route) for route in pod_routes(wire, ifindex)]
+    failures = inside.socket.transact([*requests, *routes])
+    # A second network of the pod finds the gateway and default route of the first; then its own
+    # default, whose gateway is on the other interface, is unreachable and not wanted.
+    is_second = any(failure.errno == errno.EEXIST for failure in failures.values())
+    for index, failure in failures.items():
+        tolerated = (errno.EEXIST, errno.ENETUNREACH) if is_second else ()
+        if index < len(requests) or failure.errno not in tolerated:
+            raise failure
 
 
 def pod_routes(wire: PodWire, ifindex: int) -> list[Route]:
