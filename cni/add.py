@@ -4,10 +4,12 @@ Layer: edge. Used by cni.agent. The steps and their order are cni.ports'. Each s
 something behind pushes what undoes it on a stack; success clears the stack.
 
   A1  the answer is given only when route and policy are in the kernel and the endpoint is stored;
-  A2  a failed, refused or aborted ADD leaves no address, interface, endpoint or policy behind;
+  A2  a failed, refused or aborted ADD leaves no address, interface, endpoint or policy behind; a
+      sticky claim stays, it is the pod's and not the container's;
   A3  a repeated ADD of the same container and interface answers what the first one did;
   A4  a new container of the same pod takes the endpoint over; its predecessor's late DEL finds the
-      container id changed and leaves it alone.
+      container id changed and leaves it alone. One that gets a sticky address ends, in the write
+      that records it, every other endpoint that still has it, on whatever node.
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ from pathlib import Path
 from cni import hostlocal, netconf, nodefiles, readiness, results, sandbox, veth, wirecheck
 from cni.addresses import AddressManager
 from cni.delete import left_of_stale
-from cni.endpoints import NETWORK_ANNOTATION, SANDBOX_ANNOTATION, EndpointStore, build
+from cni.endpoints import (
+    NETWORK_ANNOTATION,
+    SANDBOX_ANNOTATION,
+    EndpointStore,
+    Succession,
+    build,
+)
 from cni.facts import Stored
 from cni.hostnames import HostNames
 from cni.identity import Workload, identify
@@ -43,11 +51,13 @@ Undo = Callable[[], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What is written of an attachment; `existing` is the endpoint it takes over, if there is."""
+    """What is written of an attachment; `existing` is the endpoint it takes over, if there is;
+    `succession` those it ends, of former users of its sticky addresses."""
 
     workload: Workload
     endpoint: WorkloadEndpoint
     existing: Stored | None
+    succession: Succession | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +191,7 @@ class AddOperation:
             # Pushed before the attempt: an assignment whose answer was lost must be undone as well.
             undo.append(lambda: self.addresses.release(request, conf, workload.handle_id))
             undo.append(lambda: in_thread(lambda: _unwire(wiring, wire)))
-            _, assigned = await both(
-                in_thread(wiring.prepare),
-                self.addresses.assign(request, conf, workload),
-            )
+            _, (assigned, succession) = await both(in_thread(wiring.prepare), self._assign(asked))
             wire = replace(wire, addresses=assigned)
             endpoint = build(
                 workload,
@@ -195,7 +202,7 @@ class AddOperation:
             )
             undo.append(lambda: self.programmer.retract(workload.key))
             undo.append(lambda: self._forget(workload))
-            recorded = Recorded(workload, endpoint, asked.existing)
+            recorded = Recorded(workload, endpoint, asked.existing, succession)
             made = await self._make(wiring, wire, recorded)
         except (AlreadyExists, Conflict, NotFound) as err:
             await to_the_end(_undo_all(undo, workload))
@@ -216,6 +223,17 @@ class AddOperation:
         )
         return _result(conf, wire, made)
 
+    async def _assign(self, asked: Asked) -> tuple[tuple[str, ...], Succession | None]:
+        """Sticky ones stay the pod's whatever becomes of this ADD (A2)."""
+        request, conf, workload = asked.request, asked.conf, asked.workload
+        if not conf.ipam.sticky:
+            return await self.addresses.assign(request, conf, workload), None
+        bound = await self.addresses.claim(request, conf, workload)
+        addresses = tuple(map(str, bound.addresses))
+        # After the claim: whoever is not recorded by now, never will be.
+        predecessors = await self.store.having(workload.key, addresses)
+        return addresses, Succession(bound.fence, predecessors)
+
     async def _free_the_wanted(self, asked: Asked) -> None:
         """A pod with a fixed address that starts anew, its old container's DEL still to come: the
         address is taken from the old one, which has lost its endpoint anyway (A4)."""
@@ -229,16 +247,23 @@ class AddOperation:
     async def _make(self, wiring: Wiring, wire: PodWire, recorded: Recorded) -> veth.MadeWire:
         """The rest of the wire, then policy, and the record meanwhile: the datastore's answer is
         waited for last."""
-        key = recorded.workload.key
+        key, succession = recorded.workload.key, recorded.succession
 
         async def in_kernel() -> veth.MadeWire:
             made = await in_thread(lambda: wiring.complete(wire.addresses))
             await self.programmer.program(key, recorded.endpoint)
             return made
 
-        made, revision = await both(
-            in_kernel(), self.store.save(recorded.endpoint, recorded.existing)
-        )
+        saving = self.store.save(recorded.endpoint, recorded.existing, succession)
+        if succession is not None and succession.predecessors:
+            # One after the other: the kernel has one route for an address.
+            revision = await saving
+            for stored in succession.predecessors:
+                if stored.endpoint.spec.node == recorded.workload.ids.node:
+                    await self.programmer.retract(stored.key)
+            made = await in_kernel()
+        else:
+            made, revision = await both(in_kernel(), saving)
         await self.programmer.confirm(key, revision)
         return made
 

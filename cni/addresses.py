@@ -7,24 +7,29 @@ process (no executable is run); any other type is delegated to (cni.delegate).
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Protocol
 
 from cni import delegate, hostlocal
-from cni.identity import Workload
+from cni.identity import Workload, sticky_identity
 from cni.netconf import CALICO_IPAM, NetConf
 from cni.pod_annotations import one_per_family
 from cni.skel import CniError, Code, Request
 from ipam import pools
 from ipam.client import IpamClient
+from ipam.client.sticky import Bound
 from ipam.requests import PLUGIN_ATTRIBUTE, WORKLOAD, AssignIP, AutoAssign
-from libcalico.errors import NotFound
+from libcalico.errors import AlreadyExists, NotFound, PoolExhausted
 
 
 class AddressManager(Protocol):
     async def assign(self, request: Request, conf: NetConf, workload: Workload) -> tuple[str, ...]:
         """Plain addresses, IPv4 first. Errors: Exhausted, CniError, Transient."""
+        ...
+
+    async def claim(self, request: Request, conf: NetConf, workload: Workload) -> Bound:
+        """As `assign`, of the workload's sticky addresses. Errors: also PoolRefused, Conflict."""
         ...
 
     async def release(self, request: Request, conf: NetConf, handle_id: str) -> None:
@@ -74,23 +79,42 @@ class Addresses:
             return conf.pod.addresses_no_ipam
         if conf.addresses:
             return await self._requested(request, conf, workload)
-        known = (await self._ipam.source.facts()).pools
-        assigned = await self._ipam.auto_assign(
-            AutoAssign(
-                host=workload.ids.node,
-                use=WORKLOAD,
-                handle_id=workload.handle_id,
-                attributes=self.attributes(request, workload),
-                num_v4=int(conf.ipam.assign_ipv4),
-                num_v6=int(conf.ipam.assign_ipv6),
-                pools_v4=pools.resolve(conf.ipam.ipv4_pools, known, 4),
-                pools_v6=pools.resolve(conf.ipam.ipv6_pools, known, 6),
-            )
-        )
+        attributes = self.attributes(request, workload)
+        wish = await self._wish(conf, workload, workload.handle_id, attributes)
+        assigned = await self._ipam.auto_assign(wish)
         error = assigned.partial_error()
         if error is not None:
             raise CniError(Code.NETWORKING_FAILED, f"failed to request addresses: {error}")
         return tuple(str(interface.ip) for interface in assigned.addresses)
+
+    async def _wish(
+        self, conf: NetConf, workload: Workload, handle_id: str, attributes: Mapping[str, str]
+    ) -> AutoAssign:
+        known = (await self._ipam.source.facts()).pools
+        return AutoAssign(
+            host=workload.ids.node,
+            use=WORKLOAD,
+            handle_id=handle_id,
+            attributes=attributes,
+            num_v4=int(conf.ipam.assign_ipv4),
+            num_v6=int(conf.ipam.assign_ipv6),
+            pools_v4=pools.resolve(conf.ipam.ipv4_pools, known, 4),
+            pools_v6=pools.resolve(conf.ipam.ipv6_pools, known, 6),
+        )
+
+    async def claim(self, request: Request, conf: NetConf, workload: Workload) -> Bound:
+        identity = sticky_identity(request.network, workload)
+        attributes = identity.attributes(workload.ids.node, workload.container_id)
+        attributes["timestamp"] = self._stamp()
+        wish = await self._wish(conf, workload, identity.handle_id, attributes)
+        wanted = [ipaddress.ip_address(address) for address in conf.addresses]
+        try:
+            return await self._ipam.claims.bind(wish, wanted)
+        except PoolExhausted as err:
+            said = f"failed to request addresses: {err}"
+            raise CniError(Code.NETWORKING_FAILED, said) from err
+        except AlreadyExists as err:
+            raise CniError(Code.NETWORKING_FAILED, "the sticky address is taken", str(err)) from err
 
     async def _requested(
         self, request: Request, conf: NetConf, workload: Workload
@@ -173,11 +197,14 @@ class Addresses:
     def attributes(self, request: Request, workload: Workload) -> dict[str, str]:
         """As Calico's plugin writes them; the timestamp is Go's time.Time.String() in UTC. Where no
         endpoint will name the address it says so: nobody shall take it for a leak."""
-        now = self._now()
-        stamp = f"{now:%Y-%m-%d %H:%M:%S}.{now.microsecond:06d} +0000 UTC"
-        attributes = {"node": workload.ids.node, "timestamp": stamp}
+        attributes = {"node": workload.ids.node, "timestamp": self._stamp()}
         if workload.is_kubernetes:
             attributes |= {"namespace": workload.key.namespace, "pod": workload.ids.pod}
         if request.plugin == CALICO_IPAM:
             attributes[PLUGIN_ATTRIBUTE] = CALICO_IPAM
         return attributes
+
+    def _stamp(self) -> str:
+        """As Go prints a time."""
+        now = self._now()
+        return f"{now:%Y-%m-%d %H:%M:%S}.{now.microsecond:06d} +0000 UTC"

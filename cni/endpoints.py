@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from msgspec.structs import replace
@@ -19,7 +20,9 @@ from cni.netconf import NetConf
 from cni.pod_annotations import PREFIX
 from cni.skel import CniError, Code
 from cni.veth import host_cidr
-from libcalico.datastore.api import Datastore, KeyValue
+from ipam.client.lane import Guard
+from ipam.leaks import addresses_in
+from libcalico.datastore.api import Compare, Datastore, Delete, KeyValue, Put
 from libcalico.errors import (
     AlreadyExists,
     InvalidInput,
@@ -156,6 +159,15 @@ def merged(stored: WorkloadEndpoint, made: WorkloadEndpoint, now: str) -> Worklo
     return replace(stored, metadata=metadata, spec=spec)
 
 
+@dataclass(frozen=True, slots=True)
+class Succession:
+    """An endpoint that gets a sticky claim: `fence` must stand when it is written, and in the same
+    transaction the `predecessors` go, the endpoints that have the address until then."""
+
+    fence: Guard
+    predecessors: tuple[Stored, ...] = ()
+
+
 class EndpointStore:
     """Reads and writes of one request. `facts` None (no syncer here) reads what it would know;
     `now` gives UTC, for creation time stamps."""
@@ -246,17 +258,33 @@ class EndpointStore:
                 found.append(stored)
         return found
 
-    async def save(self, endpoint: WorkloadEndpoint, existing: Stored | None) -> int:
+    async def having(self, key: ResourceKey, addresses: Sequence[str]) -> tuple[Stored, ...]:
+        """The other endpoints of the namespace that have one of the addresses, as the datastore
+        has them now. Reads the namespace: for sticky claims only."""
+        wanted = set(addresses_in(addresses))
+        listed = await self._list(prefix_of("WorkloadEndpoint", key.namespace))
+        return tuple(
+            stored
+            for stored in listed
+            if stored.key != key and wanted & set(addresses_in(stored.endpoint.spec.ip_networks))
+        )
+
+    async def save(
+        self,
+        endpoint: WorkloadEndpoint,
+        existing: Stored | None,
+        succession: Succession | None = None,
+    ) -> int:
         """Create, or take `existing` over: what the request sets is set, everything else that
         somebody put there stays. Returns the mod revision. Errors: AlreadyExists, NotFound,
-        RevisionConflict: somebody else wrote the endpoint since it was read."""
+        RevisionConflict: somebody else wrote the endpoint since it was read, or the claim."""
         metadata = endpoint.metadata
         key = ResourceKey("WorkloadEndpoint", metadata.name, metadata.namespace)
         try:
             if existing is None:
-                complete, revision = await self._create(key, endpoint)
+                complete, revision = await self._create(key, endpoint, succession)
             else:
-                complete, revision = await self._take_over(key, endpoint, existing)
+                complete, revision = await self._take_over(key, endpoint, existing, succession)
         except (Transient, asyncio.CancelledError):
             # It may have been written all the same.
             if self._facts is not None:
@@ -264,10 +292,12 @@ class EndpointStore:
             raise
         if self._facts is not None:
             self._facts.local.note_written(Stored(key, complete, revision))
+            for predecessor in succession.predecessors if succession else ():
+                self._facts.local.note_deleted(predecessor)
         return revision
 
     async def _create(
-        self, key: ResourceKey, endpoint: WorkloadEndpoint
+        self, key: ResourceKey, endpoint: WorkloadEndpoint, succession: Succession | None
     ) -> tuple[WorkloadEndpoint, int]:
         metadata = replace(
             endpoint.metadata, uid=str(uuid.uuid4()), creation_timestamp=self._stamp()
@@ -275,16 +305,21 @@ class EndpointStore:
         complete = replace(endpoint, metadata=metadata)
         path, value = path_of(key), encode(complete)
         try:
-            return complete, await self._datastore.create(path, value)
+            return complete, await self._write(path, value, 0, succession)
         except AlreadyExists:
             # What does not parse is nobody's (see _list): it is repaired by writing it anew.
             found = await self._datastore.get(path)
             if found is None or _stored(key, found) is not None:
                 raise
-            return complete, await self._datastore.update(path, value, found.mod_revision)
+            revision = await self._write(path, value, found.mod_revision, succession)
+            return complete, revision
 
     async def _take_over(
-        self, key: ResourceKey, endpoint: WorkloadEndpoint, existing: Stored
+        self,
+        key: ResourceKey,
+        endpoint: WorkloadEndpoint,
+        existing: Stored,
+        succession: Succession | None,
     ) -> tuple[WorkloadEndpoint, int]:
         """Read again, because only the stored bytes have the members we do not know."""
         found = await self._datastore.get(path_of(key))
@@ -296,7 +331,30 @@ class EndpointStore:
         assert isinstance(stored, WorkloadEndpoint)
         complete = merged(stored, endpoint, self._stamp())
         value = encode(complete, unknown=unknown)
-        return complete, await self._datastore.update(path_of(key), value, existing.revision)
+        return complete, await self._write(path_of(key), value, existing.revision, succession)
+
+    async def _write(
+        self, path: str, value: bytes, revision: int, succession: Succession | None
+    ) -> int:
+        """`revision` 0 creates. Errors: AlreadyExists, NotFound, RevisionConflict."""
+        if succession is None:
+            if revision:
+                return await self._datastore.update(path, value, revision)
+            return await self._datastore.create(path, value)
+        fence, old = succession.fence, succession.predecessors
+        compares = [
+            Compare(path, revision),
+            Compare(path_of(fence.key), fence.mod_revision),
+            *(Compare(path_of(stored.key), stored.revision) for stored in old),
+        ]
+        gone = [Delete(path_of(stored.key)) for stored in old]
+        result = await self._datastore.txn(compares, [*gone, Put(path, value)])
+        if result.succeeded:
+            return result.revision
+        is_known = result.found[0] is not None
+        if is_known and not revision:
+            raise AlreadyExists(path)
+        raise RevisionConflict(path, revision)
 
     async def delete(self, stored: Stored) -> bool:
         """Delete it unless another container has taken it over meanwhile (False). Gone is fine."""

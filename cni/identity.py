@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from cni.netconf import NetConf
 from cni.skel import CniError, Code, Request
+from ipam.sticky import Identity
 from libcalico.errors import ValidationError
 from libcalico.model.keys import ResourceKey
 from libcalico.model.names import (
@@ -29,13 +30,16 @@ CNI = "cni"
 DEFAULT_NAMESPACE = "default"
 # RFC 1123, as Kubernetes restricts names; anything else could leave its place in a datastore key.
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+# What podman and Docker allow as a container's name.
+_NAME = re.compile(r"[a-zA-Z0-9][-_.a-zA-Z0-9]{0,252}")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """`key` is the WorkloadEndpoint's, `name_prefix` finds all endpoints of the same workload,
-    `interface` the host side's name, `handle_id` IPAM's handle of this attachment."""
+    `interface` the host side's name, `handle_id` IPAM's handle of this attachment, `name` what the
+    runtime calls the pod, "" when it does not say."""
 
     ids: EndpointIds
     key: ResourceKey
@@ -45,6 +49,7 @@ class Workload:
     container_id: str
     ifname: str
     interface_prefix: str = DEFAULT_INTERFACE_PREFIX
+    name: str = ""
 
     @property
     def is_kubernetes(self) -> bool:
@@ -99,7 +104,18 @@ def identify(request: Request, conf: NetConf, *, node: str, prefix: str) -> Work
         container_id=request.container_id,
         ifname=request.ifname,
         interface_prefix=prefix,
+        name=pod,
     )
+
+
+def sticky_identity(network: str, workload: Workload) -> Identity:
+    """Whose sticky addresses the attachment gets. Errors: CniError 7 without a name that outlives
+    the container, 4 for one that is no name."""
+    if not workload.name:
+        said = "ipam.sticky: the runtime names no pod (K8S_POD_NAME), and a container id is no"
+        raise CniError(Code.INVALID_CONFIG, f"{said} identity")
+    _check("K8S_POD_NAME", workload.name, _NAME)
+    return Identity(network, workload.key.namespace, workload.name, workload.ifname)
 
 
 def _check(what: str, name: str, pattern: re.Pattern[str]) -> None:

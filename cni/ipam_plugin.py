@@ -42,6 +42,9 @@ class IpamPlugin:
             request, conf, node=settings.node_name, prefix=settings.interface_prefix
         )
         if request.verb is Verb.ADD:
+            if conf.ipam.sticky:
+                said = "ipam.sticky: the pods of other plugins have no endpoint to hold a claim"
+                raise CniError(Code.INVALID_CONFIG, said)
             found = await self._addresses.assign(request, conf, workload)
             return Result(ips=tuple(IPConfig(host_cidr(address)) for address in found))
         if request.verb is Verb.DEL:

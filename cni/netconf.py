@@ -32,7 +32,8 @@ MAX_QUEUES = 4096
 
 @dataclass(frozen=True, slots=True)
 class IpamConfig:
-    """`routes` are the destinations a pod gets instead of its default routes."""
+    """`routes` are the destinations a pod gets instead of its default routes; with `sticky` the
+    addresses are the workload's and outlive the container (ipam.sticky)."""
 
     type: str
     assign_ipv4: bool = True
@@ -40,6 +41,7 @@ class IpamConfig:
     ipv4_pools: tuple[str, ...] = ()
     ipv6_pools: tuple[str, ...] = ()
     routes: tuple[str, ...] = ()
+    sticky: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +226,7 @@ def _ipam(members: Members) -> IpamConfig:
         ipv4_pools=members.strings("ipv4_pools"),
         ipv6_pools=members.strings("ipv6_pools"),
         routes=_routes(members),
+        sticky=members.boolean("sticky", False),
     )
 
 
@@ -303,6 +306,10 @@ def _as_the_pod_wishes(conf: NetConf) -> NetConf:
     if pod.floating_ips and not features.floating_ips:
         raise CniError(Code.INVALID_CONFIG, "requested feature is not enabled: floating_ips")
     ipam = conf.ipam
+    if pod.sticky is not None:
+        ipam = replace(ipam, sticky=pod.sticky)
+    if ipam.sticky:
+        _check_sticky(ipam, pod)
     if pod.families:
         ipam = replace(ipam, assign_ipv4=4 in pod.families, assign_ipv6=6 in pod.families)
     ipam = replace(
@@ -312,6 +319,15 @@ def _as_the_pod_wishes(conf: NetConf) -> NetConf:
     )
     addresses = pod.addresses or conf.addresses
     return replace(conf, ipam=ipam, addresses=addresses, mac=pod.mac or conf.mac)
+
+
+def _check_sticky(ipam: IpamConfig, pod: PodWishes) -> None:
+    """Errors: CniError: only our own IPAM can keep an address for somebody."""
+    if ipam.type != CALICO_IPAM:
+        said = f"ipam.sticky is not compatible with configured IPAM: {ipam.type}"
+        raise CniError(Code.INVALID_CONFIG, said)
+    if pod.addresses_no_ipam:
+        raise CniError(Code.INVALID_CONFIG, "ipam.sticky is not compatible with ipAddrsNoIpam")
 
 
 class Members:

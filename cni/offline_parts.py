@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from cni.addresses import Addresses, is_delegated
-from cni.endpoints import EndpointStore
+from cni.endpoints import EndpointStore, Succession
 from cni.facts import Stored
 from cni.identity import Workload
 from cni.journal import Journal, OfflinePod, holder_of
@@ -23,6 +23,7 @@ from cni.spool import SpoolRefused
 from cni.threads import in_thread
 from ipam import pools
 from ipam.client.source import Source
+from ipam.client.sticky import Bound
 from ipam.requests import WORKLOAD
 from libcalico.model import WorkloadEndpoint
 from libcalico.model.codec import encode
@@ -119,6 +120,10 @@ class OfflineAddresses:
         self.taken = tuple(map(str, found))
         return self.taken
 
+    async def claim(self, request: Request, conf: NetConf, workload: Workload) -> Bound:
+        """Errors: always CniError code 11: another node may use the claim at this moment."""
+        raise _refused("a pod cannot get its sticky address")
+
     async def _usable(
         self, workload: Workload, version: int, named: tuple[str, ...]
     ) -> tuple[pools.Pool, ...]:
@@ -208,7 +213,12 @@ class OfflineStore(EndpointStore):
         if self.facts is None or not self.facts.has_profile(conf.name):
             raise _refused(f"the profile of network {conf.name} is not there yet")
 
-    async def save(self, endpoint: WorkloadEndpoint, existing: Stored | None) -> int:
+    async def save(
+        self,
+        endpoint: WorkloadEndpoint,
+        existing: Stored | None,
+        succession: Succession | None = None,
+    ) -> int:
         """On the disk when this returns. Errors: CniError code 11."""
         entry = self._entry(endpoint, existing)
         try:

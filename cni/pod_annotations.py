@@ -26,7 +26,8 @@ _FAMILY_BY_NAME = {"IPv4": 4, "IPv6": 6}
 
 @dataclass(frozen=True, slots=True)
 class PodWishes:
-    """Empty members: nothing was asked. `families` are 4 and 6; `qos_problems` is for the log."""
+    """Empty members: nothing was asked; so with `sticky` None. `families` are 4 and 6;
+    `qos_problems` is for the log."""
 
     addresses: tuple[str, ...] = ()
     addresses_no_ipam: tuple[str, ...] = ()
@@ -36,6 +37,7 @@ class PodWishes:
     mac: str = ""
     floating_ips: tuple[str, ...] = ()
     allowed_source_prefixes: tuple[str, ...] = ()
+    sticky: bool | None = None
     qos: QoSControls | None = None
     qos_problems: tuple[str, ...] = ()
 
@@ -59,6 +61,7 @@ def parse(annotations: Mapping[str, str], bandwidth: Bandwidth) -> PodWishes:
         mac=checked_mac(annotations.get(f"{PREFIX}hwAddr", ""), f"annotation {PREFIX}hwAddr"),
         floating_ips=reader.addresses("floatingIPs"),
         allowed_source_prefixes=reader.each("allowedSourcePrefixes", _cidr),
+        sticky=reader.boolean("stickyIPs"),
         qos=qos,
         qos_problems=problems,
     )
@@ -91,6 +94,12 @@ class _Reader:
             except InvalidInput as err:
                 raise _bad(name, str(err), item) from err
         return tuple(found)
+
+    def boolean(self, name: str) -> bool | None:
+        text = self._annotations.get(f"{PREFIX}{name}", "")
+        if text not in ("", "true", "false"):
+            raise _bad(name, 'must be "true" or "false"', text)
+        return text == "true" if text else None
 
     def addresses(self, name: str) -> tuple[str, ...]:
         return self.each(name, lambda item: str(parse_ip(item)))

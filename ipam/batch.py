@@ -71,6 +71,17 @@ class HandOver:
     holder: Holder
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebind:
+    """A holder's own address, under new attributes (ipam.sticky T3). The handle is written as well,
+    though it stays the same. `must_own` as above."""
+
+    address: Address
+    holder: Holder
+    owner: Owner
+    must_own: bool
+
+
 @dataclass(frozen=True, slots=True)
 class ReleaseMany:
     requests: tuple[Release, ...]
@@ -81,7 +92,7 @@ class ReleaseHandle:
     handle_id: str
 
 
-Operation = AssignMany | AssignOne | HandOver | ReleaseMany | ReleaseHandle
+Operation = AssignMany | AssignOne | HandOver | Rebind | ReleaseMany | ReleaseHandle
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +196,8 @@ class _Batch:
         self._known = known
         self._moment = moment
         self._handles: dict[str, Handle | None] = {}
+        # Handles that are written whatever is in them.
+        self._rewritten: set[str] = set()
         self._plan = Plan([])
         self._released = False
 
@@ -215,7 +228,7 @@ class _Batch:
         plan.handles_after = {
             handle_id: handle
             for handle_id, handle in self._handles.items()
-            if handle != self._read(handle_id)
+            if handle != self._read(handle_id) or handle_id in self._rewritten
         }
 
     def _serve(self, attempt: Attempt) -> Result:
@@ -227,6 +240,8 @@ class _Batch:
                     return self._recognise(attempt, operation.holder) or self._one(operation)
                 case HandOver() as operation:
                     return self._recognise(attempt, operation.holder) or self._hand_over(operation)
+                case Rebind() as operation:
+                    return self._recognise(attempt, operation.holder) or self._rebind(operation)
                 case ReleaseMany(requests):
                     return self._release(attempt, requests)
                 case ReleaseHandle(handle_id):
@@ -284,6 +299,17 @@ class _Batch:
         self._handles[handle_id] = counted
         if attribute is not None:
             self._discount(normal_handle_id(reserve.handle_of(operation.node)), 1)
+        return Done(Assigned((ordinal,), self._block.sequence_number), wrote=True)
+
+    def _rebind(self, operation: Rebind) -> Result:
+        handle_id = operation.holder.handle_id
+        assert handle_id is not None
+        self._check_owner(operation.owner, operation.must_own)
+        ordinal = self._draft.rebind(operation.address, operation.holder)
+        current = self._current(handle_id)
+        is_counted = current is not None and self._block.cidr in current.block
+        self._handles[handle_id] = current if is_counted else self._count(handle_id, 1, 0)
+        self._rewritten.add(handle_id)
         return Done(Assigned((ordinal,), self._block.sequence_number), wrote=True)
 
     def _check_owner(self, owner: Owner, must_own: bool) -> None:

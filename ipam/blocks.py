@@ -26,7 +26,7 @@ from functools import lru_cache
 import msgspec
 
 from ipam import reserve
-from ipam.errors import AddressInCooldown, BadHandle, MalformedBlock, NotReserved
+from ipam.errors import AddressInCooldown, BadHandle, ClaimGone, MalformedBlock, NotReserved
 from ipam.requests import (
     NO_ATTRIBUTES,
     WINDOWS_RESERVED_HANDLE,
@@ -271,6 +271,18 @@ class BlockDraft:
             before, holder.as_attribute()
         ):
             raise NotReserved(str(address), node, before.handle_id or "somebody")
+        self._record((ordinal,), holder)
+        self._compact()
+        return ordinal
+
+    def rebind(self, address: Address, holder: Holder) -> int:
+        """The same handle's holder describes himself anew. Errors: ClaimGone when the handle does
+        not hold the address."""
+        ordinal = self.ordinal(address)
+        before = self._attribute_of(ordinal)
+        wanted = normal_handle_id(holder.handle_id or "")
+        if before is None or normal_handle_id(before.handle_id or "") != wanted:
+            raise ClaimGone(str(address), wanted)
         self._record((ordinal,), holder)
         self._compact()
         return ordinal

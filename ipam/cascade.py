@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
+from ipam import sticky
 from ipam.client import IpamClient
 from ipam.client.fanout import for_each
 from ipam.errors import AddressInCooldown
@@ -127,6 +128,8 @@ async def _held_by(ipam: IpamClient, node: str, address: Address) -> Release | N
         found = await ipam.assignment(address)
     except (NotFound, AddressInCooldown):
         return None
+    if sticky.is_claim(found.handle_id, found.attributes):
+        return None  # belongs to an identity, which goes on elsewhere
     if found.attributes.get("node", node) != node:
         LOG.warning("address is held by another node", cidr=address, node=node)
         return None

@@ -107,6 +107,28 @@ class NotReserved(Stale):
         return f"{self.address} is not in the reserve of {self.node}: {self.holder} holds it"
 
 
+class ClaimGone(Stale):
+    """A sticky claim is not held any more: it was released while somebody was about to use it."""
+
+    def __init__(self, address: str, handle_id: str) -> None:
+        super().__init__(address, handle_id)
+        self.address, self.handle_id = address, handle_id
+
+    def __str__(self) -> str:
+        return f"{self.address} is not held by {self.handle_id} any more"
+
+
+class ClaimTaken(Conflict):
+    """Another container of the same identity used a sticky claim after us."""
+
+    def __init__(self, handle_id: str) -> None:
+        super().__init__(handle_id)
+        self.handle_id = handle_id
+
+    def __str__(self) -> str:
+        return f"another container uses {self.handle_id} now"
+
+
 class AddressUnassigned(NotFound):
     """Nobody holds the address."""
 

@@ -14,7 +14,7 @@ compared against what was seen here, so a plan that is overtaken does nothing.
       addresses have owners that are not in this datastore, and what has no node attribute was made
       by hand. A tunnel's address, or one of an offline reserve, goes only with its node, which
       finds it again by handle; so does one that another CNI plugin got from calico-ipam, whose pods
-      have no endpoint;
+      have no endpoint. A sticky claim is in use, whatever happens to its node (K5);
   Q5  addresses of one handle go together: while one of them is in use none goes;
   Q6  an empty block goes when its node has more than `min_blocks` in that pool, one whose pool is
       gone always.
@@ -29,7 +29,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from ipam import blocks, leaks, pools
+from ipam import blocks, leaks, pools, sticky
 from ipam.affinity import HOST, Owner, Versioned, owner_of
 from ipam.blocks import BlockDraft, network_of_block
 from ipam.handles import Tunnel
@@ -226,7 +226,9 @@ def _mentioned(seen: Snapshot) -> set[str]:
     for block in seen.readable_blocks():
         hosts.add(block.host or "")
         for attribute in block.attributes or ():
-            hosts.add(attribute.secondary.get("node", ""))
+            # A claim names the node that used it last, and outlives it (K5).
+            if sticky.claim_of(attribute) is None:
+                hosts.add(attribute.secondary.get("node", ""))
     hosts |= seen.endpoints_by_node().keys()
     return hosts - {""}
 

@@ -8,7 +8,8 @@ Layer: ipam, pure. Used by calicoctl (`ipam check`) and by the controller that c
       release by sequence number can then hit no later assignment;
   K3  an assignment without handle and attributes was made by hand: its owner is unknown, and it is
       reported, never collected;
-  K4  a node's offline reserve is in use while the node exists, and garbage afterwards.
+  K4  a node's offline reserve is in use while the node exists, and garbage afterwards;
+  K5  a sticky claim (ipam.sticky) is in use until somebody releases it, endpoint, node or not.
 
 Source: datamodel §6.9; Calico kube-controllers/pkg/controllers/node/ipam*.go, calicoctl ipam check.
 """
@@ -19,7 +20,7 @@ import enum
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ipam import reserve
+from ipam import reserve, sticky
 from ipam.blocks import network_of_block
 from ipam.requests import NO_ATTRIBUTES, WINDOWS_RESERVED_HANDLE, Release
 from libcalico.model.endpoints import WorkloadEndpoint
@@ -146,6 +147,9 @@ class _Evidence:
     def of(self, address: Address, attribute: AllocationAttribute | None) -> tuple[str, ...]:
         """Who uses an address."""
         named = self.owners.get(address, ())
+        claim = sticky.claim_of(attribute)
+        if claim is not None:
+            return (*named, f"StickyClaim({claim})")
         node = None if attribute is None else reserve.node_of(attribute)
         if node is None or not (self.living is None or node in self.living):
             return named

@@ -21,6 +21,7 @@ from ipam.client.release import Releaser
 from ipam.client.reserve import Reserves
 from ipam.client.settings import Settings
 from ipam.client.source import DatastoreSource, Source
+from ipam.client.sticky import StickyClaims
 from ipam.client.tunnels import Tunnels
 from ipam.requests import AssignIP, Assignment, AutoAssign, AutoAssigned, Release, Released
 from ipam.utilization import PoolUse, utilization
@@ -52,6 +53,7 @@ class IpamClient:
         self.settings = Settings(datastore)
         self.tunnels = Tunnels(self._assigner, self._releaser)
         self.reserves = Reserves(parts, self._assigner, self._releaser)
+        self.claims = StickyClaims(parts, self._assigner)
 
     async def auto_assign(self, request: AutoAssign) -> AutoAssigned:
         """Any addresses. Fewer than asked for is no error here: see `partial_error`.

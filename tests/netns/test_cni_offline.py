@@ -111,6 +111,10 @@ def test_with_an_empty_reserve_the_runtime_comes_again_and_a_del_makes_room(node
     node.stop_etcd()
     for i in (0, 1):
         node.add(f"c{i}", pods[i], pod=f"p{i}")
+    sticky = {**CONF, "ipam": {**CONF["ipam"], "sticky": True}}
+    code, error = node.call("ADD", "c2", pods[2].path, "p2", conf=sticky)
+    assert (code, error["code"]) == (1, 11)
+    assert error["msg"] == "the datastore is away: a pod cannot get its sticky address"
     said = refuse(node, "c2", pods[2], "p2")
     assert said == "the datastore is away: the offline reserve has no address left for this pod"
     assert "eth0" not in pods[2].run("ip", "-o", "link")

@@ -12,6 +12,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,11 @@ CONF: dict[str, Any] = {
 class RecordingProgrammer:
     """Satisfies cni.ports; keeps what is programmed, and fails or hangs on request."""
 
-    def __init__(self, node: Namespace | None = None) -> None:
+    def __init__(
+        self, node: Namespace | None = None, name: str = NODE, prefix: str = "cali"
+    ) -> None:
         """Without a node there is no kernel behind it."""
-        self._node = node
+        self._node, self._name, self._prefix = node, name, prefix
         self.programmed: dict[ResourceKey, WorkloadEndpoint] = {}
         self.confirmed: dict[ResourceKey, int] = {}
         self.ready = True
@@ -68,7 +71,7 @@ class RecordingProgrammer:
 
     def settings(self) -> HostSettings:
         self.log.append("settings")
-        return HostSettings(NODE, "cali", 1450, True)
+        return HostSettings(self._name, self._prefix, 1450, True)
 
     def is_ready(self) -> bool:
         return self.ready
@@ -119,29 +122,45 @@ class RecordingProgrammer:
         return key in self.programmed
 
 
-def seeded_datastore() -> MemoryDatastore:
-    """Initialised, with one node and a small pool of each family."""
-    datastore = MemoryDatastore()
-    resources = [
+def cluster(*nodes: str) -> dict[str, bytes]:
+    """Initialised, with these nodes and a small pool of each family."""
+    resources: list[Any] = [
         initial_cluster_information("0" * 32),
-        Node(metadata=ObjectMeta(name=NODE)),
+        *(Node(metadata=ObjectMeta(name=name)) for name in nodes),
         with_defaults(IPPool(metadata=ObjectMeta(name="v4"), spec=IPPoolSpec(cidr="10.65.0.0/24"))),
         with_defaults(IPPool(metadata=ObjectMeta(name="v6"), spec=IPPoolSpec(cidr="fd65::/112"))),
     ]
-    datastore.seed({path_of(key_of(resource)): encode(resource) for resource in resources})
+    return {path_of(key_of(resource)): encode(resource) for resource in resources}
+
+
+def seeded_datastore() -> MemoryDatastore:
+    datastore = MemoryDatastore()
+    datastore.seed(cluster(NODE))
     return datastore
+
+
+@dataclass(frozen=True)
+class Site:
+    """Which node of which cluster; `datastore` None: its own, in memory. Two nodes may share a
+    namespace when their interface prefixes differ."""
+
+    name: str = NODE
+    prefix: str = "cali"
+    datastore: Any = None
 
 
 class AgentNode:
     """One node: run plugins with `call`, look at `datastore` and `programmer`."""
 
-    def __init__(self, node: Namespace, folder: Path, facts: ClusterFacts | None) -> None:
+    def __init__(
+        self, node: Namespace, folder: Path, facts: ClusterFacts | None, site: Site
+    ) -> None:
         self.node = node
         self.facts = facts
         self.socket_path = folder / "cni.sock"
         self.bin_dir = folder / "bin"
-        self.datastore = seeded_datastore()
-        self.programmer = RecordingProgrammer(node)
+        self.datastore = site.datastore or seeded_datastore()
+        self.programmer = RecordingProgrammer(node, site.name, site.prefix)
         self.lib_dir = folder / "lib"
         self.ipam = IpamClient(self.datastore)
         self.agent = Agent(
@@ -224,16 +243,17 @@ class _Fed:
 
 @asynccontextmanager
 async def agent_node(
-    node: Namespace, folder: Path, *, with_facts: bool = True
+    node: Namespace, folder: Path, *, with_facts: bool = True, site: Site | None = None
 ) -> AsyncIterator[AgentNode]:
     """Serve the agent until the block ends; with facts from a syncer, as felix does, or without."""
+    site = site or Site()
     fd = os.open(node.path, os.O_RDONLY | os.O_CLOEXEC)
     executor = ThreadPoolExecutor(8, initializer=lambda: _set_namespace(fd, node.path))
     asyncio.get_running_loop().set_default_executor(executor)
     serving = syncing = None
     try:
-        facts = ClusterFacts(NODE) if with_facts else None
-        made = AgentNode(node, folder, facts)
+        facts = ClusterFacts(site.name) if with_facts else None
+        made = AgentNode(node, folder, facts, site)
         if facts is not None:
             fed = _Fed(facts)
             syncing = asyncio.ensure_future(WatchSyncer(made.datastore, SYNCED, fed).run())
