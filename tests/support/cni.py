@@ -122,12 +122,12 @@ class RecordingProgrammer:
         return key in self.programmed
 
 
-def cluster(*nodes: str) -> dict[str, bytes]:
+def cluster(*nodes: str, v4: str = "10.65.0.0/24") -> dict[str, bytes]:
     """Initialised, with these nodes and a small pool of each family."""
     resources: list[Any] = [
         initial_cluster_information("0" * 32),
         *(Node(metadata=ObjectMeta(name=name)) for name in nodes),
-        with_defaults(IPPool(metadata=ObjectMeta(name="v4"), spec=IPPoolSpec(cidr="10.65.0.0/24"))),
+        with_defaults(IPPool(metadata=ObjectMeta(name="v4"), spec=IPPoolSpec(cidr=v4))),
         with_defaults(IPPool(metadata=ObjectMeta(name="v6"), spec=IPPoolSpec(cidr="fd65::/112"))),
     ]
     return {path_of(key_of(resource)): encode(resource) for resource in resources}
