@@ -20,7 +20,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cni import hostlocal, netconf, nodefiles, readiness, results, sandbox, veth, wirecheck
+from cni import (
+    hostlocal,
+    netconf,
+    nodefiles,
+    readiness,
+    results,
+    sandbox,
+    teardown,
+    veth,
+    wirecheck,
+)
 from cni.addresses import AddressManager
 from cni.delete import left_of_stale
 from cni.endpoints import (
@@ -277,7 +287,7 @@ class AddOperation:
 def _unwire(wiring: Wiring, wire: PodWire) -> None:
     """Only a wire that we made is ours to remove: the name may be somebody else's interface."""
     if wiring.is_made:
-        veth.delete_in_pod(wire.netns, wire.pod_name)
+        teardown.delete_in_pod(wire.netns, wire.pod_name)
 
 
 def random_mac() -> str:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from cni import netconf, veth
+from cni import netconf, teardown
 from cni.addresses import AddressManager, is_delegated
 from cni.endpoints import NETWORK_ANNOTATION, EndpointStore
 from cni.facts import Stored
@@ -61,7 +61,7 @@ class DeleteOperation:
         # the kernel need not wait for the datastore.
         (mine, problem), is_unwired = await both(
             self._forget_or_retract(workload),
-            in_thread(lambda: veth.delete_in_pod(request.netns, request.ifname)),
+            in_thread(lambda: teardown.delete_in_pod(request.netns, request.ifname)),
         )
         if not is_unwired:
             await self._unwire_on_host(mine)
@@ -115,7 +115,7 @@ class DeleteOperation:
         for stored in mine:
             name = stored.endpoint.spec.interface_name
             if name and not self.is_taken(stored.key, stored.container_id):
-                await in_thread(partial(veth.delete_on_host, name))
+                await in_thread(partial(teardown.delete_on_host, name))
 
 
 def left_of(workload: Workload, conf: NetConf, *, has_endpoint: bool = True) -> QueuedDelete:

@@ -10,8 +10,8 @@ Source: Calico cni-plugin/pkg/dataplane/linux; the batching is measured in refer
   W3  a veth of the same name on the host that has our MAC belongs to a dead endpoint (cni.hostnames
       keeps the names of the living) and is replaced; any other interface of that name, there or in
       the pod, is somebody else's: it stays, and is named in the error;
-  W4  failure half way removes the pair again;
-  W5  a removal is over when the link does not exist for anybody any more, on either side.
+  W4  failure half way removes the pair again.
+Its end is cni.teardown's.
 The host side's other sysctls (proxy_arp, forwarding, rp_filter) are felix's: they are policy of
 the node, kept right for as long as the endpoint lives.
 """
@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,8 +57,7 @@ DEFAULT_MTU = 1500
 _SOMEWHERE = ("203.0.113.1", "2001:db8:ffff::1")
 LOOPBACK = 1
 PROC_SYS_NET = Path("/proc/sys/net")
-_IFINDEX_GONE = (errno.ENODEV, errno.ENXIO)
-_LOOK_AGAIN_S = 0.0005
+IFINDEX_GONE = (errno.ENODEV, errno.ENXIO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +123,7 @@ class Wiring:
         """Make the pair, unless the host's name is taken (W3): that is replaced by `complete`, once
         it is sure that this pod will have addresses. Errors: CniError."""
         with _in_netns(self._wire) as netns_fd, NetlinkSocket() as host:
-            if _find(host, self._wire.host_name) is None:
+            if find(host, self._wire.host_name) is None:
                 self._make_pair(host, netns_fd)
 
     def complete(self, addresses: tuple[str, ...]) -> MadeWire:
@@ -216,7 +214,7 @@ def _create_pair(host: NetlinkSocket, wire: PodWire, netns_fd: int, mtu_bytes: i
     except ProgrammingFailed as err:
         if err.errno != errno.EEXIST:
             raise
-        stale = _find(host, wire.host_name)
+        stale = find(host, wire.host_name)
         if stale is None:
             raise CniError(
                 Code.NETWORKING_FAILED,
@@ -231,15 +229,19 @@ def _create_pair(host: NetlinkSocket, wire: PodWire, netns_fd: int, mtu_bytes: i
             ) from err
     # W3: the host's end of an endpoint that died with its namespace still referenced somewhere; the
     # kernel may be taking it away at this very moment.
-    _delete(host, wire.host_name)
+    try:
+        host.execute(delete_link(wire.host_name))
+    except ProgrammingFailed as err:
+        if err.errno not in IFINDEX_GONE:
+            raise
     host.execute(request)
 
 
-def _find(sock: NetlinkSocket, which: str | int) -> Link | None:
+def find(sock: NetlinkSocket, which: str | int) -> Link | None:
     try:
         return sock.query_one(get_link(which))
     except ProgrammingFailed as err:
-        if err.errno in (errno.ENOENT, *_IFINDEX_GONE):
+        if err.errno in (errno.ENOENT, *IFINDEX_GONE):
             return None
         raise
 
@@ -309,93 +311,10 @@ def uplink_mtu(host: NetlinkSocket) -> int:
     return min(sizes, default=DEFAULT_MTU)
 
 
-def delete_in_pod(netns: str, ifname: str) -> bool:
-    """Remove the pair from the pod's side. False when namespace or interface are gone already.
-
-    From this side no other pod's wire can be hit: a late DEL never sees its successor's (W3). What
-    is no wire of ours is left alone and counts as gone: another plugin's interface, and every
-    interface of the host's own namespace."""
-    if not netns or not Path(netns).exists() or is_own_namespace(netns):
-        return False
-
-    def remove() -> bool:
-        with NetlinkSocket() as pod:
-            link = _find(pod, ifname)
-            return link is not None and _is_ours(host, link) and _delete(pod, link.ifindex)
-
-    try:
-        host = NetlinkSocket()
-    except ProgrammingFailed as err:
-        raise CniError(Code.NETWORKING_FAILED, "failed to delete the interface", str(err)) from err
-    try:
-        return run_in_namespace(netns, remove)
-    except ProgrammingFailed as err:
-        if err.operation in ("open namespace", "enter namespace"):
-            # The runtime may unmount the namespace at any moment; then the wire is gone as well.
-            return False
-        raise CniError(Code.NETWORKING_FAILED, "failed to delete the interface", str(err)) from err
-    finally:
-        host.close()
-
-
-def _is_ours(host: NetlinkSocket, pod_end: Link) -> bool:
-    """By its other end: a veth's in the host's namespace, which has our MAC."""
-    if pod_end.kind != "veth":
-        return False
-    try:
-        return host.query_one(get_link(pod_end.peer_ifindex)).mac == HOST_MAC
-    except ProgrammingFailed as err:
-        if err.errno in _IFINDEX_GONE:
-            return False
-        raise
-
-
-def delete_on_host(host_name: str) -> bool:
-    """Remove the pair from the host's side. False when it is gone already."""
-    try:
-        with NetlinkSocket() as host:
-            return _delete(host, host_name)
-    except ProgrammingFailed as err:
-        raise CniError(Code.NETWORKING_FAILED, "failed to delete the interface", str(err)) from err
-
-
-def _delete(watcher: NetlinkSocket, which: int | str) -> bool:
-    """Delete a link of the calling thread's namespace, which `watcher` is bound to; returns as soon
-    as it is gone (W5). False when there is none."""
-    link = _find(watcher, which)
-    if link is None:
-        return False
-    deletion = _Deletion(link.ifindex)
-    deletion.start()
-    while deletion.is_alive() and _find(watcher, link.ifindex) is not None:
-        deletion.join(_LOOK_AGAIN_S)
-    if deletion.error is not None and deletion.error.errno not in _IFINDEX_GONE:
-        raise deletion.error
-    return True
-
-
 def host_names() -> set[str]:
     """Names of all interfaces of the host. Errors: ProgrammingFailed."""
     with NetlinkSocket() as host:
         return {link.name for link in host.query(list_links())}
-
-
-class _Deletion(threading.Thread):
-    """Sends the deletion and sits out the kernel's answer. That comes some 20 ms after the link is
-    gone: the kernel waits for readers of structures that nobody can reach any more."""
-
-    def __init__(self, ifindex: int) -> None:
-        super().__init__(name="veth-deletion", daemon=True)
-        self._ifindex = ifindex
-        self._socket = NetlinkSocket()  # here: bound to the creator's namespace
-        self.error: ProgrammingFailed | None = None
-
-    def run(self) -> None:
-        with self._socket:
-            try:
-                self._socket.execute(delete_link(self._ifindex))
-            except ProgrammingFailed as err:
-                self.error = err
 
 
 def is_own_namespace(netns: str) -> bool:

@@ -37,6 +37,7 @@ from libcalico.netlink.link import (
     delete_group,
     delete_link,
     get_link,
+    get_netnsid,
     list_links,
 )
 from libcalico.netlink.messages import AF_INET, AF_INET6, Query, Refusal, Request
@@ -132,6 +133,7 @@ __all__ = [
     "delete_route",
     "device_route",
     "get_link",
+    "get_netnsid",
     "list_addresses",
     "list_ingress_filters",
     "list_links",

@@ -59,6 +59,12 @@ _RTEXT_FILTER_SKIP_STATS = 1 << 3
 IFF_UP, IFF_LOWER_UP = 0x1, 0x10000
 OPERSTATE_UP = 6
 
+# linux/net_namespace.h: struct rtgenmsg (padded) and attributes.
+_RTM_NEWNSID, _RTM_GETNSID = 88, 90
+_NETNSA_NSID, _NETNSA_FD = 1, 3
+_RTGENMSG = struct.Struct("=B3x")
+_IFLA_TARGET_NETNSID = 46
+
 # Indexes of IFLA_INET_CONF (linux/ip.h, IPV4_DEVCONF_*).
 IPV4_FORWARDING, IPV4_PROXY_ARP, IPV4_RP_FILTER, IPV4_ROUTE_LOCALNET = 1, 3, 8, 26
 
@@ -165,10 +171,27 @@ def delete_group(group: int) -> Request:
     return Request(message(RTM_DELLINK, 0, body), "delete link group", str(group))
 
 
-def get_link(link: int | str) -> Query[Link]:
-    """ENODEV when there is none."""
+def get_link(link: int | str, *, netnsid: int | None = None) -> Query[Link]:
+    """ENODEV when there is none. `netnsid`: in another namespace, by the id it has in ours."""
     body = _select(link) + attr_u32(IFLA_EXT_MASK, _RTEXT_FILTER_SKIP_STATS)
+    if netnsid is not None:
+        body += attr_u32(_IFLA_TARGET_NETNSID, netnsid)
     return Query(message(RTM_GETLINK, 0, body), "get link", str(link), _parse_new_link)
+
+
+def get_netnsid(netns_fd: int) -> Query[int]:
+    """The id that the socket's namespace has for another one, as in `Link.peer_netnsid`; -1 when it
+    has none (yet: it gets one when a link with its peer there is shown). Errors: EINVAL and others
+    for what is no namespace."""
+    body = _RTGENMSG.pack(AF_UNSPEC) + attr_u32(_NETNSA_FD, netns_fd)
+
+    def parse(received: Message) -> int | None:
+        if received.type != _RTM_NEWNSID:
+            return None
+        found = parse_attrs(received.body, _RTGENMSG.size).get(_NETNSA_NSID)
+        return -1 if found is None else read_s32(found)
+
+    return Query(message(_RTM_GETNSID, 0, body), "get netnsid", str(netns_fd), parse)
 
 
 def list_links(*, kind: str = "", master: int = 0) -> Query[Link]:

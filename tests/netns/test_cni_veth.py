@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
-from cni import veth, wirecheck
+from cni import teardown, veth, wirecheck
 from cni.skel import CniError, Code
 from libcalico.errors import ProgrammingFailed
 from libcalico.netlink import NetlinkSocket, VethEnd, create_veth, get_link
@@ -90,11 +93,60 @@ def test_after_a_removal_both_ends_are_gone_and_their_names_are_free_at_once(nod
     for _ in range(5):
         node.call(lambda: veth.create(wire))
         if side == "pod":
-            assert node.call(lambda: veth.delete_in_pod(pod.path, "eth0"))
+            assert node.call(lambda: teardown.delete_in_pod(pod.path, "eth0"))
         else:
-            assert node.call(lambda: veth.delete_on_host("cali0"))
+            assert node.call(lambda: teardown.delete_on_host("cali0"))
         for where, name in ((node, "cali0"), (pod, "eth0")):
             with NetlinkSocket.in_namespace(where.path) as sock, pytest.raises(ProgrammingFailed):
                 sock.query_one(get_link(name))
-    assert not node.call(lambda: veth.delete_in_pod(pod.path, "eth0"))
-    assert not node.call(lambda: veth.delete_on_host("cali0"))
+    assert not node.call(lambda: teardown.delete_in_pod(pod.path, "eth0"))
+    assert not node.call(lambda: teardown.delete_on_host("cali0"))
+
+
+def test_removals_at_once_go_as_groups_and_each_takes_its_own_wire_only(node, netns):
+    """T4. Every pod's interface has the same name and the same index; one wire stays."""
+    pods = [netns.make(f"pod{i}") for i in range(13)]
+    for number, pod in enumerate(pods):
+        wire = veth.PodWire(f"cali{number}", "eth0", pod.path, (f"10.65.0.{number + 2}",), 1400)
+        node.call(partial(veth.create, wire))
+    with ThreadPoolExecutor(12) as threads:
+        removed = threads.map(
+            lambda pod: node.call(lambda: teardown.delete_in_pod(pod.path, "eth0")), pods[:12]
+        )
+        assert list(removed) == [True] * 12
+    assert links(node) == {"cali12"}
+    assert [links(pod) for pod in pods[:12]] == [set()] * 12
+    assert links(pods[12]) == {"eth0"}
+    assert node.link("cali12").group == 0
+
+
+def pair_to(pod: Namespace, name: str) -> tuple[VethEnd, VethEnd]:
+    """Another plugin's pair: its host end has a MAC of its own."""
+    return VethEnd("veth0"), VethEnd(name, netns_fd=os.open(pod.path, os.O_RDONLY))
+
+
+@pytest.mark.parametrize("kind", ["nothing", "plugin", "lookalike", "host"])
+def test_what_is_no_wire_of_ours_stays_and_counts_as_gone(node, pod, netns, kind):
+    """T1. The lookalike is a veth within the pod, all of whose indexes are those of a wire of ours
+    to another pod: only the namespace of its other end tells them apart."""
+    other = netns.make("other")
+    # So that the indexes of the wire are free in the pod.
+    for where, pads in ((other, 4), (node, 9)):
+        for number in range(pads):
+            where.run("ip", "link", "add", f"pad{number}", "type", "bridge")
+    node.call(lambda: veth.create(dataclasses.replace(WIRE, netns=other.path)))
+    where, name = pod, "eth0"
+    if kind in ("plugin", "lookalike"):
+        near, far = pair_to(pod, "eth0" if kind == "plugin" else "net0")
+        node.socket.execute(create_veth(near, far))
+        os.close(far.netns_fd or -1)
+    if kind == "lookalike":
+        inner, outer = other.link("eth0").ifindex, node.link("cali0").ifindex
+        words = f"ip link add eth0 index {inner} type veth peer name far index {outer}"
+        pod.run(*words.split())
+    if kind == "host":
+        where, name = node, "cali0"
+    assert not node.call(lambda: teardown.delete_in_pod(where.path, name))
+    assert "cali0" in links(node)
+    if kind != "nothing":
+        assert name in links(where)

@@ -1,0 +1,226 @@
+"""The end of wires: found from the pod's side or by the host's name, removed many at once.
+
+Layer: edge (raw netlink; blocking, a few milliseconds: call it from a thread). Used by cni.add,
+cni.delete and cni.standalone.
+
+  T1  what is no wire of ours is left alone and counts as gone: another plugin's interface, and
+      every interface of the host's own namespace;
+  T2  from the pod's side no other pod's wire can be hit: a late DEL never sees its successor's;
+  T3  a removal is over when the link does not exist for anybody any more, on either side. The
+      kernel's answer comes some 20 ms later: it waits for readers of structures that nobody can
+      reach, and a thread of our own sits that out;
+  T4  removals that come while one runs are done together, as one group of links: the kernel waits
+      once for all of them, not for each. Every batch has a group of its own, so that what a killed
+      process left in one is not removed by the next.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cni.skel import CniError, Code
+from cni.veth import HOST_MAC, IFINDEX_GONE, find
+from libcalico.errors import ProgrammingFailed
+from libcalico.netlink import (
+    Link,
+    LinkChange,
+    NetlinkSocket,
+    Request,
+    change_link,
+    delete_group,
+    delete_link,
+    get_link,
+    get_netnsid,
+    list_links,
+)
+
+_LOOK_AGAIN_S = 0.0005
+_NAMESPACE = "/proc/thread-self/ns/net"
+
+
+def delete_in_pod(netns: str, ifname: str) -> bool:
+    """Remove the wire of this interface of a pod. False when namespace or interface are gone
+    already, or not ours (T1). Errors: CniError 100."""
+    try:
+        netns_fd = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return False
+    try:
+        here = _identity_here()
+        if _identity(os.fstat(netns_fd)) == here:
+            return False
+        with NetlinkSocket() as host:
+            near = _near_end(host, netns_fd, ifname)
+        return near is not None and _together(here).remove(near.ifindex)
+    except ProgrammingFailed as err:
+        raise _failed(err) from err
+    finally:
+        os.close(netns_fd)
+
+
+def delete_on_host(host_name: str) -> bool:
+    """Remove the pair from the host's side. False when it is gone already. Errors: CniError 100."""
+    try:
+        with NetlinkSocket() as host:
+            near = find(host, host_name)
+        return near is not None and _together(_identity_here()).remove(near.ifindex)
+    except ProgrammingFailed as err:
+        raise _failed(err) from err
+
+
+def _failed(err: ProgrammingFailed) -> CniError:
+    return CniError(Code.NETWORKING_FAILED, "failed to delete the interface", str(err))
+
+
+def _near_end(host: NetlinkSocket, netns_fd: int, ifname: str) -> Link | None:
+    """The host's end of a wire of ours; None when there is none (T1). Both ends must name each
+    other: an index alone means something else in every namespace."""
+    netnsid = _netnsid(host, netns_fd)
+    if netnsid < 0:
+        return None
+    try:
+        far = host.query_one(get_link(ifname, netnsid=netnsid))
+    except ProgrammingFailed as err:
+        if err.errno in (errno.ENOENT, *IFINDEX_GONE):
+            return None
+        raise
+    near = find(host, far.peer_ifindex) if far.kind == "veth" else None
+    if near is None or near.mac != HOST_MAC:
+        return None
+    return near if (near.peer_netnsid, near.peer_ifindex) == (netnsid, far.ifindex) else None
+
+
+def _netnsid(host: NetlinkSocket, netns_fd: int) -> int:
+    """-1: no namespace any more (what is left of an unmounted one), or no link leads there."""
+    try:
+        found = host.query_one(get_netnsid(netns_fd))
+        if found < 0:
+            # A namespace gets its id when a link that leads there is shown.
+            host.query(list_links(kind="veth"))
+            found = host.query_one(get_netnsid(netns_fd))
+    except ProgrammingFailed as err:
+        if err.errno in (errno.EINVAL, errno.EBADF, errno.ENOENT):
+            return -1
+        raise
+    return found
+
+
+# ---- together ------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Removal:
+    ifindex: int
+    is_decided: threading.Event = field(default_factory=threading.Event)
+    is_leading: bool = False
+    error: ProgrammingFailed | None = None
+
+
+class _Together:
+    """The removals of one namespace (T4). Who finds nobody leading leads: it takes all that wait,
+    removes them in one go, and hands on to the first who came meanwhile."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[_Removal] = []
+        self._is_led = False
+        self._groups = itertools.count(random.SystemRandom().randrange(1 << 24, 1 << 30))
+
+    def remove(self, ifindex: int) -> bool:
+        """True. Errors: ProgrammingFailed."""
+        mine = _Removal(ifindex)
+        with self._lock:
+            self._waiting.append(mine)
+            mine.is_leading, self._is_led = not self._is_led, True
+        if not mine.is_leading:
+            mine.is_decided.wait()
+        if mine.is_leading:
+            self._lead()
+        if mine.error is not None:
+            raise mine.error
+        return True
+
+    def _lead(self) -> None:
+        with self._lock:
+            batch, self._waiting = self._waiting, []
+            group = next(self._groups)
+        try:
+            _remove(batch, group)
+        except ProgrammingFailed as err:
+            for removal in batch:
+                removal.error = err
+        finally:
+            self._hand_on()
+            for removal in batch:
+                removal.is_decided.set()
+
+    def _hand_on(self) -> None:
+        with self._lock:
+            self._is_led = bool(self._waiting)
+            if self._waiting:
+                self._waiting[0].is_leading = True
+                self._waiting[0].is_decided.set()
+
+
+def _remove(batch: Sequence[_Removal], group: int) -> None:
+    with NetlinkSocket() as watcher:
+        deletion = _Deletion(_request(watcher, batch, group))
+        deletion.start()
+        for removal in batch:
+            while deletion.is_alive() and find(watcher, removal.ifindex) is not None:
+                deletion.join(_LOOK_AGAIN_S)
+    if deletion.error is not None and deletion.error.errno not in IFINDEX_GONE:
+        for removal in batch:
+            removal.error = deletion.error
+
+
+def _request(sock: NetlinkSocket, batch: Sequence[_Removal], group: int) -> Request:
+    if len(batch) == 1:
+        return delete_link(batch[0].ifindex)
+    changes = [change_link(removal.ifindex, LinkChange(group=group)) for removal in batch]
+    for failure in sock.transact(changes).values():
+        if failure.errno not in IFINDEX_GONE:
+            raise failure
+    return delete_group(group)
+
+
+class _Deletion(threading.Thread):
+    """Sends the deletion and sits out the kernel's answer (T3)."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(name="veth-deletion", daemon=True)
+        self._request = request
+        self._socket = NetlinkSocket()  # here: bound to the creator's namespace
+        self.error: ProgrammingFailed | None = None
+
+    def run(self) -> None:
+        with self._socket:
+            try:
+                self._socket.execute(self._request)
+            except ProgrammingFailed as err:
+                self.error = err
+
+
+_Identity = tuple[int, int]
+_by_namespace: dict[_Identity, _Together] = {}
+_by_namespace_lock = threading.Lock()
+
+
+def _together(here: _Identity) -> _Together:
+    """One for each namespace that this process removes wires in: felix has one."""
+    with _by_namespace_lock:
+        return _by_namespace.setdefault(here, _Together())
+
+
+def _identity_here() -> _Identity:
+    return _identity(os.stat(_NAMESPACE))
+
+
+def _identity(found: os.stat_result) -> _Identity:
+    return found.st_dev, found.st_ino
