@@ -157,6 +157,29 @@ def test_a_pod_with_a_fixed_address_starts_anew_before_its_old_container_is_gone
     remove(node, new, conf, CNI_CONTAINERID="c2")
 
 
+@pytest.mark.parametrize("args", [POD_ARGS, "IgnoreUnknown=1;K8S_POD_NAME=db_1"])
+def test_a_sticky_address_moves_to_the_next_container_with_its_route(node, netns, args):
+    """Without Kubernetes the two endpoints have different names: felix knows both for a moment."""
+    old, new, third = (netns.make(name) for name in ("old", "new", "third"))
+    conf = with_annotations(stickyIPs="true")
+    first = addresses(add(node, old, conf, CNI_CONTAINERID="c1", CNI_ARGS=args))
+    assert all(can_ping(node.ns, address) for address in first)
+    assert addresses(add(node, new, conf, CNI_CONTAINERID="c2", CNI_ARGS=args)) == first
+    (endpoint,) = node.endpoints()
+    assert endpoint["spec"]["containerID"] == "c2"
+    wire = endpoint["spec"]["interfaceName"]
+    assert all(f"dev {wire} " in node.ns.run("ip", "route", "get", a) for a in first)
+    remove(node, old, conf, CNI_CONTAINERID="c1", CNI_ARGS=args)
+    assert all(can_ping(node.ns, address) for address in first)
+    remove(node, new, conf, CNI_CONTAINERID="c2", CNI_ARGS=args)
+    assert node.endpoints() == []
+    assert addresses(add(node, third, conf, CNI_CONTAINERID="c3", CNI_ARGS=args)) == first
+    assert all(can_ping(node.ns, address) for address in first)
+    remove(node, third, conf, CNI_CONTAINERID="c3", CNI_ARGS=args)
+    for address in first:
+        node.calicoctl("ipam", "release", f"--ip={address}")
+
+
 def test_addresses_without_ipam_and_floating_ones_need_their_feature(node, pod):
     no_ipam = with_annotations(ipAddrsNoIpam=["10.99.0.1"])
     assert "ip_addrs_no_ipam" in refused(node, pod, no_ipam)["msg"]

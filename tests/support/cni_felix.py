@@ -154,6 +154,10 @@ class CniNode:
             command, env=env, input=stdin, capture_output=True, timeout=60, check=False
         )
 
+    def calicoctl(self, *arguments: str) -> str:
+        environ = ("env", f"ETCD_ENDPOINTS={ETCD}", "DATASTORE_TYPE=etcdv3")
+        return self.ns.run(*environ, str(Path(sys.executable).with_name("calicoctl")), *arguments)
+
     def stored(self, prefix: str) -> dict[str, str]:
         """Keys and values of the datastore below a path."""
         shown = self.ns.run("etcdctl", "get", "--prefix", prefix, "-w", "json")
