@@ -6,7 +6,9 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
@@ -278,6 +280,113 @@ def test_pods_reach_the_outside_masqueraded_and_not_otherwise(lab, web):
     assert pods.can_ping(lab, "frontend", "192.0.2.1")
     listed = shell.run(["ip", "route"], namespace=switch).stdout.decode()
     assert "10.65." not in listed, "the outside knows no way to pods, so the answer proves NAT"
+
+
+ONE_BLOCK = b"""
+apiVersion: projectcalico.org/v3
+kind: IPPool
+metadata:
+  name: one-block
+spec:
+  cidr: 10.77.0.0/26
+  blockSize: 26
+  ipipMode: Never
+  vxlanMode: Never
+"""
+
+
+def pod_in(lab: Cluster, name: str, node: str, prefix: str) -> str:
+    """A pod whose address begins so: as soon as felix there has heard which pools there are."""
+
+    def has_one() -> bool:
+        if name in lab.state.pods:
+            pods.delete(lab, name)
+        return pods.add(lab, name, node=node).ips[0].startswith(prefix)
+
+    assert eventually(has_one), lab.state.pods[name].ips
+    return lab.state.pods[name].ips[0]
+
+
+@pytest.fixture
+def one_block(lab: Cluster) -> Iterator[str]:
+    """Pods get addresses of one block only, which is node1's; how they begin."""
+    others = [name for name in lab.calicoctl("get", "ippools").split() if name.endswith("ippool")]
+    made = ("owner", "borrower", "asker")
+    try:
+        for name in others:
+            lab.calicoctl("patch", "ippool", name, "-p", '{"spec":{"disabled":true}}')
+        lab.calicoctl("apply", "-f", "-", stdin=ONE_BLOCK)
+        pod_in(lab, "owner", "node1", "10.77.0.")
+        yield "10.77.0."
+    finally:
+        for name in made:
+            if name in lab.state.pods:
+                pods.delete(lab, name)
+        for name in others:
+            lab.calicoctl("patch", "ippool", name, "-p", '{"spec":{"disabled":false}}')
+        lab.calicoctl("delete", "ippool", "one-block")
+
+
+class RouteWatch:
+    """The kernel's own word of when routes of other nodes came and went."""
+
+    def __init__(self, lab: Cluster, nodes: Sequence[str], directory: Path) -> None:
+        self._files = {node: directory / f"{node}.routes" for node in nodes}
+        self._watches = []
+        for node, path in self._files.items():
+            with path.open("wb") as out:
+                command = lab.in_node(node, ["stdbuf", "-oL", "ip", "-ts", "monitor", "route"])
+                self._watches.append(subprocess.Popen(command, stdout=out))
+
+    def after_s(self, since: datetime, address: str, *, is_gone: bool) -> dict[str, float]:
+        """Seconds by node from an instant to the first such line of it."""
+        found: dict[str, float] = {}
+        for node, path in self._files.items():
+            for line in path.read_text().splitlines():
+                stamp, _, said = line.strip("[").partition("] ")
+                if address in said.split() and said.startswith("Deleted") == is_gone:
+                    seconds = (datetime.fromisoformat(stamp) - since).total_seconds()
+                    found.setdefault(node, round(seconds, 3))
+        return found
+
+    def stop(self) -> None:
+        for watch in self._watches:
+            watch.kill()
+            watch.wait()
+
+
+def test_a_borrowed_address_is_routed_everywhere_and_gone_after_its_release(
+    lab, one_block, tmp_path
+):
+    def next_hops(address: str) -> dict[str, str]:
+        return {
+            node: node_output(lab, node, "ip", "route", "show", f"{address}/32")
+            for node in ("node1", "node3")
+        }
+
+    pod_in(lab, "borrower", "node2", one_block)
+    pods.delete(lab, "borrower")
+    pod_in(lab, "asker", "node3", one_block)  # it borrows as well
+    watch = RouteWatch(lab, ("node1", "node3"), tmp_path)
+    try:
+        address = pods.add(lab, "borrower", node="node2").ips[0]
+        added_at = datetime.now()
+        assert address.startswith(one_block)
+        via = f"via {lab.topology.node('node2').ipv4} "
+        everywhere = eventually(lambda: all(via in said for said in next_hops(address).values()))
+        assert everywhere, next_hops(address)
+        assert "dev cali" in node_output(lab, "node2", "ip", "route", "show", f"{address}/32")
+        for pod in ("owner", "asker"):
+            assert eventually(lambda pod=pod: pods.can_ping(lab, pod, address))
+        sys.stdout.write(f"routed after s: {watch.after_s(added_at, address, is_gone=False)}\n")
+        pods.delete(lab, "borrower")
+        deleted_at = datetime.now()
+        assert eventually(lambda: not any(next_hops(address).values())), next_hops(address)
+        assert not node_output(lab, "node2", "ip", "route", "show", f"{address}/32")
+        sys.stdout.write(f"gone after s: {watch.after_s(deleted_at, address, is_gone=True)}\n")
+    finally:
+        watch.stop()
+    assert f"{address} is not assigned" in lab.calicoctl("ipam", "show", f"--ip={address}")
 
 
 def test_a_lab_that_is_up_is_not_made_again(lab):

@@ -14,6 +14,7 @@ from ipam.requests import Release
 from libcalico.datastore.etcd import EtcdDatastore
 from libcalico.datastore.etcd_link import EtcdConfig
 from libcalico.testing.etcd import EtcdCluster
+from tests.support.faulty import Fault, FaultyDatastore
 from tests.support.ipam import all_blocks, ask, audited, client, consistent, held, pool, source
 
 pytestmark = pytest.mark.etcd
@@ -67,19 +68,43 @@ async def test_pools_and_nodes_are_read_and_blocks_stored_as_etcdctl_shows_them(
     }  # fmt: skip
 
 
+def counted(store: EtcdDatastore) -> FaultyDatastore:
+    """Nothing fails; every call to etcd is counted."""
+    return FaultyDatastore(store, lambda *_: Fault.OK)
+
+
 async def test_a_block_of_64_with_64_owners_costs_one_round_trip_for_each_change(
     store: EtcdDatastore,
 ):
-    ipam = client(store, source(pool("a", "10.0.0.0/26")))
+    etcd = counted(store)
+    ipam = client(etcd, source(pool("a", "10.0.0.0/26")))  # type: ignore[arg-type]
     await ipam.auto_assign(ask("p0"))
-    before = ipam.records.reads + ipam.records.transactions
+    assigns, releases = [], []
     for i in range(1, 64):
+        before = etcd.calls
         await ipam.auto_assign(ask(f"p{i}"))
+        assigns.append(etcd.calls - before)
+    assert len(await held(store)) == 64
     for i in range(64):
+        before = etcd.calls
         await ipam.release_by_handle(f"net.p{i}")
-    after = ipam.records.reads + ipam.records.transactions
-    assert after - before == 63 + 64
+        releases.append(etcd.calls - before)
+    assert await held(store) == {}
+    assert assigns == [1] * 63
+    assert releases == [1] * 64
     assert ipam.records.conflicts == 0
+
+
+async def test_who_has_not_seen_a_handle_before_releases_it_with_two_round_trips_more(
+    store: EtcdDatastore,
+):
+    """A DEL after a restart: handle, block, and the write."""
+    known = source(pool("a", "10.0.0.0/26"))
+    await client(store, known).auto_assign(ask("x"))
+    etcd = counted(store)
+    await client(etcd, known).release_by_handle("net.x")  # type: ignore[arg-type]
+    assert etcd.calls == 3
+    assert await held(store) == {}
 
 
 async def test_a_hundred_requests_at_once_share_writes(store: EtcdDatastore):
@@ -94,12 +119,22 @@ async def test_a_hundred_requests_at_once_share_writes(store: EtcdDatastore):
 async def test_two_hundred_and_fifty_addresses_cost_three_transactions_a_block_at_most(
     store: EtcdDatastore,
 ):
-    ipam = client(store, source(pool("a", "10.0.0.0/16")))
+    operations: list[str] = []
+
+    def note(_: int, operation: str) -> Fault:
+        operations.append(operation)
+        return Fault.OK
+
+    etcd = FaultyDatastore(store, note)
+    ipam = client(etcd, source(pool("a", "10.0.0.0/16")))  # type: ignore[arg-type]
     got = await ipam.auto_assign(ask("x", v4=250))
-    assert len(got.addresses) == 250
+    assert len({a.ip for a in got.addresses}) == 250
     count = len(await all_blocks(store))
     assert count == 4
-    assert ipam.records.transactions <= 3 * count
+    assert operations.count("txn") <= 3 * count
+    operations.clear()
+    await ipam.release_by_handle("net.x")
+    assert operations.count("txn") <= 3 * count
 
 
 async def test_a_block_of_4096_addresses_with_an_owner_each(store: EtcdDatastore):
