@@ -126,7 +126,7 @@ class OfflinePods:
         """Before an ordinary ADD of a journalled attachment, which would not find its record.
 
         Errors: CniError code 11 when it cannot be recorded now."""
-        entry = await asyncio.to_thread(self.journal.of_attachment, *_attachment(request))
+        entry = await self._journalled(request)
         if entry is None:
             return
         try:
@@ -137,9 +137,14 @@ class OfflinePods:
             said = "the pod was made offline and is not recorded yet"
             raise CniError(Code.TRY_AGAIN_LATER, said, str(err)) from err
 
+    async def _journalled(self, request: Request) -> OfflinePod | None:
+        if self.journal.is_empty():
+            return None
+        return await asyncio.to_thread(self.journal.of_attachment, *_attachment(request))
+
     async def store_of(self, request: Request) -> EndpointStore:
         """Where the endpoint of an attachment is to be looked for."""
-        if await asyncio.to_thread(self.journal.of_attachment, *_attachment(request)) is None:
+        if await self._journalled(request) is None:
             return self._tools.store
         return self._stand_ins(request)[1]
 
@@ -153,13 +158,12 @@ class OfflinePods:
 
     async def delete(self, request: Request, usual: DeleteOperation) -> None:
         """A DEL, of a pod made offline or of any other. Errors: as DeleteOperation.run."""
-        asked = _attachment(request)
         usual = self.guarded(usual)
-        if await asyncio.to_thread(self.journal.of_attachment, *asked) is None:
+        if await self._journalled(request) is None:
             await usual.run(request)
             return
         async with self._tools.queue.lock:
-            entry = await asyncio.to_thread(self.journal.of_attachment, *asked)
+            entry = await self._journalled(request)
             if entry is None:
                 await usual.run(request)
                 return

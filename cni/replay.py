@@ -87,6 +87,8 @@ class Replayer:
 
     async def settle(self, network: str, container_id: str) -> None:
         """R2. Errors: CniError code 11 when it cannot be done now."""
+        if self.queue.is_empty():
+            return
         for entry in await asyncio.to_thread(self.queue.of_container, network, container_id):
             try:
                 await self._replay(entry)

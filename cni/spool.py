@@ -114,6 +114,10 @@ class Spool(Generic[E]):
     def count(self) -> int:
         return len(self._names())
 
+    def is_empty(self) -> bool:
+        """One look at a folder that is nearly always empty: no reason to go to a thread."""
+        return not self._names()
+
     def entries(self) -> list[E]:
         """All of them, oldest first."""
         return self._read(self._names())
