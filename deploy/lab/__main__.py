@@ -84,7 +84,7 @@ def status(name: str) -> None:
         )
     for pod in lab.state.pods.values():
         labels = ",".join(f"{key}={value}" for key, value in pod.labels.items())
-        say(f"pod {pod.name:<12} {pod.node:<8} {' '.join(pod.ips)} {labels}")
+        say(f"{'pod ' + pod.name:<24} {pod.node:<8} {' '.join(pod.ips):<16} {labels}".rstrip())
 
 
 @main.group()

@@ -83,7 +83,7 @@ class Demo:
 
     def _show_routing(self) -> None:
         first = self.cluster.topology.workers[0]
-        self.say(f"routing: what {first.name} has learned over BGP, and its sessions")
+        self.say(f"routing: the routes of {first.name} (proto bgp: learned), and its sessions")
         for family in ("-4", "-6"):
             listed = shell.run(["ip", family, "route"], namespace=first.namespace).stdout.decode()
             for line in listed.splitlines():
