@@ -208,33 +208,50 @@ def _create_pair(host: NetlinkSocket, wire: PodWire, netns_fd: int, mtu_bytes: i
         num_queues=wire.num_queues,
     )
     request = create_veth(near, far, near_is_up=False)
-    try:
-        host.execute(request)
-        return
-    except ProgrammingFailed as err:
-        if err.errno != errno.EEXIST:
-            raise
-        stale = find(host, wire.host_name)
-        if stale is None:
+    refused = _refused(host, request)
+    if refused is not None and not _make_room(host, wire):
+        # Nobody has the host's name, and the kernel may have taken it away just now: ask again.
+        refused = _refused(host, request)
+        if refused is not None and not _make_room(host, wire):
             raise CniError(
                 Code.NETWORKING_FAILED,
                 f"container veth name ({wire.pod_name}) already exists in {wire.netns}",
-            ) from err
-        if stale.kind != "veth" or stale.mac != HOST_MAC:
-            kind = stale.kind or "unknown"
-            raise CniError(
-                Code.NETWORKING_FAILED,
-                f"host interface {wire.host_name} already exists and is no pod's"
-                f" (kind {kind}, MAC {stale.mac}): it is left alone",
-            ) from err
-    # W3: the host's end of an endpoint that died with its namespace still referenced somewhere; the
-    # kernel may be taking it away at this very moment.
+            ) from refused
+    if refused is not None:
+        host.execute(request)
+
+
+def _refused(host: NetlinkSocket, request: NetlinkRequest) -> ProgrammingFailed | None:
+    """Send it; the error when one of the two names is taken. Errors: any other."""
+    try:
+        host.execute(request)
+    except ProgrammingFailed as err:
+        if err.errno != errno.EEXIST:
+            raise
+        return err
+    return None
+
+
+def _make_room(host: NetlinkSocket, wire: PodWire) -> bool:
+    """Remove what has the host's name (W3): the host's end of an endpoint that died with its
+    namespace still referenced somewhere. False when nothing has it. Errors: CniError for what is
+    no pod's."""
+    stale = find(host, wire.host_name)
+    if stale is None:
+        return False
+    if stale.kind != "veth" or stale.mac != HOST_MAC:
+        raise CniError(
+            Code.NETWORKING_FAILED,
+            f"host interface {wire.host_name} already exists and is no pod's"
+            f" (kind {stale.kind or 'unknown'}, MAC {stale.mac}): it is left alone",
+        )
     try:
         host.execute(delete_link(wire.host_name))
     except ProgrammingFailed as err:
+        # The kernel may be taking it away at this very moment.
         if err.errno not in IFINDEX_GONE:
             raise
-    host.execute(request)
+    return True
 
 
 def find(sock: NetlinkSocket, which: str | int) -> Link | None:
