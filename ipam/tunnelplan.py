@@ -1,6 +1,6 @@
 """Which tunnel addresses a node should have, and where its Node object records them.
 
-Layer: ipam, pure. Nothing calls it yet: calico-node does not allocate tunnel addresses.
+Layer: ipam, pure. Used by calico-node (calicoctl.node.tunnels).
 
   T1  a pool serves a tunnel when it is enabled, selects the node, allows the use Tunnel and has the
       tunnel's encapsulation on; WireGuard needs none, but the node's published key of the family;

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -33,6 +34,7 @@ from calicoctl.node.registration import (
 )
 from calicoctl.node.settings import AddressChoice, NodeSettings, load
 from calicoctl.node.supervisor import Daemon, Supervisor
+from calicoctl.node.tunnels import TunnelAddresses
 from libcalico.datastore.api import Datastore
 from libcalico.datastore.config import ConnectionConfig, connect, for_daemon, to_file_text
 from libcalico.errors import ConfigError, SuiteError, Transient
@@ -105,12 +107,36 @@ async def run(environ: Mapping[str, str]) -> int:
         starting.result()
         LOG.info("Calico node started successfully", node=settings.node_name)
         notifier.ready(f"node {settings.node_name}")
-        await supervisor.run()
+        async with _tunnel_addresses(settings, connection, environ):
+            await supervisor.run()
         LOG.info("stopped", node=settings.node_name)
     finally:
         feeding.cancel()
         await asyncio.wait({feeding})
     return 0
+
+
+@contextlib.asynccontextmanager
+async def _tunnel_addresses(
+    settings: NodeSettings, connection: ConnectionConfig, environ: Mapping[str, str]
+) -> AsyncIterator[None]:
+    """Beside the daemons: an error of this task must cost the node nothing else."""
+    datastore = connect(connection)
+    encrypts = environ.get("FELIX_WIREGUARDHOSTENCRYPTIONENABLED", "").lower() in ("true", "1")
+    keeper = TunnelAddresses(datastore, settings.node_name, host_encryption=encrypts)
+    keeping = asyncio.ensure_future(keeper.run())
+    keeping.add_done_callback(_say_why)
+    try:
+        yield
+    finally:
+        keeping.cancel()
+        await asyncio.wait({keeping})
+        await datastore.close()
+
+
+def _say_why(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        LOG.error("tunnel addresses are not kept any more", exc_info=task.exception())
 
 
 def _handle_signals(supervisor: Supervisor, stop: Callable[[], None], *, log_dir: Path) -> None:

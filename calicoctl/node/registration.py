@@ -184,6 +184,18 @@ def _unique_local(random_bytes: Callable[[int], bytes]) -> Network:
     return found
 
 
+def completed(node: Node) -> Node:
+    """A Node by another writer may lack what the library asks for on an update."""
+    metadata = node.metadata
+    complete = msgspec.structs.replace(
+        metadata,
+        uid=metadata.uid or str(uuid.uuid4()),
+        creation_timestamp=metadata.creation_timestamp
+        or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )
+    return msgspec.structs.replace(node, metadata=complete)
+
+
 class Registrar:
     """Writes what the functions above decide. `version` is ours, for ClusterInformation."""
 
@@ -253,15 +265,7 @@ class Registrar:
     async def _write(self, existing: Node | None, wanted: Node) -> Node:
         if existing is None:
             return await self._client.create(wanted)
-        metadata = wanted.metadata
-        # A Node by another writer may lack what the library asks for on an update.
-        complete = msgspec.structs.replace(
-            metadata,
-            uid=metadata.uid or str(uuid.uuid4()),
-            creation_timestamp=metadata.creation_timestamp
-            or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        )
-        return await self._client.update(msgspec.structs.replace(wanted, metadata=complete))
+        return await self._client.update(completed(wanted))
 
     async def _refuse_duplicates(self, existing: Node | None, found: Addresses) -> None:
         """Only for an address that is new to us: a running node is not to be kept from restarting

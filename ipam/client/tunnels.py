@@ -1,8 +1,7 @@
 """The addresses a node takes for its own tunnel devices.
 
-Layer: ipam edge. Reached as `IpamClient.tunnels`. Node deletion releases through it; nothing
-assigns yet, so no Node object gets an address from here. The handle names node and tunnel, so a
-node that forgot finds its address again, and node deletion frees it.
+Layer: ipam edge. Reached as `IpamClient.tunnels`, by calico-node and by node deletion. The handle
+names node and tunnel, so a node that forgot finds its address again, and node deletion frees it.
 
 Source: datamodel §2.2; Calico node/pkg/allocateip.
 """

@@ -151,6 +151,22 @@ def test_a_node_registers_and_runs_its_daemons_until_it_is_stopped(
     assert node.end() == 0
 
 
+def test_a_node_of_a_pool_with_encapsulation_gets_its_tunnel_address(
+    etcd: EtcdCluster, make_node: NodeMaker
+):
+    def address() -> object:
+        bgp: dict[str, object] = stored(etcd, "nodes/n1")["spec"]["bgp"]  # type: ignore[index]
+        return bgp.get("ipv4IPIPTunnelAddr")
+
+    node = make_node(etcd.endpoints[0], CALICO_IPV4POOL_IPIP="Always")
+    node.wait_started()
+    node.until(address)
+    found = str(address())
+    assert found.startswith("10.65.")
+    assert node.end() == 0
+    assert address() == found, "it is the node's while the node is down"
+
+
 def test_sigusr1_writes_our_state_and_asks_every_daemon_for_its_own(
     etcd: EtcdCluster, make_node: NodeMaker
 ):
