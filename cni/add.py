@@ -146,6 +146,9 @@ class AddOperation:
                 Code.INVALID_CONFIG,
                 "requested feature is not supported for this runtime: ip_addrs_no_ipam",
             )
+        if conf.prev_result is not None:
+            # Merged at the end, when it is too late to refuse it.
+            results.parse(conf.prev_result)
         if not self.programmer.is_ready():
             raise CniError(Code.TRY_AGAIN_LATER, "felix is not in sync with the datastore yet")
         nodefiles.check_node_name(conf.node, settings.node_name)
