@@ -123,7 +123,8 @@ int main(int argc, char **argv)
 {
     const char *slash = argc > 0 ? strrchr(argv[0], '/') : NULL;
     const char *plugin = slash ? slash + 1 : argc > 0 ? argv[0] : "calico";
-    if (argc > 1 || !getenv("CNI_COMMAND"))
+    const char *command = getenv("CNI_COMMAND");
+    if (argc > 1 || !command || !*command)
         return hand_over(plugin, argv, NULL);
     int link = connect_to_felix();
     if (link < 0)

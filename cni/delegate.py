@@ -17,6 +17,7 @@ from cni.results import Result
 from cni.skel import CniError, Code, Request
 
 TIMEOUT_S = 90.0
+OWN_TYPES = ("calico", "calico-ipam")
 
 
 async def run(request: Request, plugin_type: str, verb: str) -> Result:
@@ -51,15 +52,27 @@ async def run(request: Request, plugin_type: str, verb: str) -> Result:
 
 def find(plugin_type: str, path: str) -> str:
     """The executable of a plugin type in CNI_PATH. A type with a slash is refused: it could name
-    any program."""
+    any program; so is this plugin, which would wait for its own attachment's lock."""
+    if plugin_type in OWN_TYPES:
+        raise CniError(
+            Code.INVALID_CONFIG, f"ipam.type: {plugin_type} cannot be asked for addresses"
+        )
     if plugin_type and "/" not in plugin_type and plugin_type not in (".", ".."):
         for folder in filter(None, path.split(":")):
             candidate = Path(folder) / plugin_type
-            if candidate.is_file() and os.access(candidate, os.X_OK):
+            if _is_executable(candidate):
                 return str(candidate)
     raise CniError(
         Code.INVALID_CONFIG, f"failed to find plugin {json.dumps(plugin_type)} in path [{path}]"
     )
+
+
+def _is_executable(candidate: Path) -> bool:
+    try:
+        return candidate.is_file() and os.access(candidate, os.X_OK)
+    except OSError:
+        # A name that is too long, or a folder that may not be read: it is not there for us.
+        return False
 
 
 def _json(data: bytes) -> object:

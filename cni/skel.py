@@ -71,6 +71,8 @@ _REQUIRED = {
 _SINCE = {Verb.CHECK: (0, 4, 0), Verb.GC: (1, 1, 0), Verb.STATUS: (1, 1, 0)}
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
 _IFNAME_MAX = 15
+# Far above what a plugin chain writes, far below where anything here runs out of stack.
+_MAX_DEPTH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +183,39 @@ def _check_ifname(ifname: str) -> None:
 def _decode(stdin: bytes) -> dict[str, object]:
     try:
         # A duplicate member is not an error in Go's decoder either: the last one wins.
-        config = json.loads(stdin)
+        config = json.loads(stdin, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as err:
         raise CniError(Code.DECODE_FAILURE, f"error unmarshall network config: {err}") from None
     if not isinstance(config, dict):
         raise CniError(
             Code.DECODE_FAILURE, "error unmarshall network config: it is not a JSON object"
         )
+    if stdin.count(b"[") + stdin.count(b"{") > _MAX_DEPTH and _depth(config) > _MAX_DEPTH:
+        raise CniError(
+            Code.DECODE_FAILURE,
+            f"error unmarshall network config: nested deeper than {_MAX_DEPTH} levels",
+        )
     return config
+
+
+def _refuse_constant(name: str) -> None:
+    """NaN and the infinities: Python's decoder takes them, and an answer would repeat them."""
+    raise ValueError(f"{name} is not JSON")
+
+
+def _depth(config: object) -> int:
+    """Levels of objects and lists, without recursion."""
+    depth, level = 0, [config]
+    while level:
+        below: list[object] = []
+        for value in level:
+            if isinstance(value, dict):
+                below += value.values()
+            elif isinstance(value, list):
+                below += value
+        depth += 1
+        level = [value for value in below if isinstance(value, dict | list)]
+    return depth
 
 
 def _asked_version(config: Mapping[str, object]) -> str:

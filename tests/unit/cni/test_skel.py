@@ -144,3 +144,23 @@ def test_an_error_is_json_on_stdout_with_a_failing_exit():
         "msg": "later",
         "details": "why",
     }
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_what_python_takes_for_a_number_and_json_does_not_is_code_6(number):
+    error = refusal(stdin=b'{"cniVersion": "1.0.0", "name": "net", "x": %s}' % number.encode())
+    assert (error.code, error.msg) == (6, f"error unmarshall network config: {number} is not JSON")
+
+
+@pytest.mark.parametrize(("levels", "code"), [(99, 0), (100, 6), (400, 6), (100_000, 6)])
+def test_a_configuration_is_not_nested_without_end(levels, code):
+    opened, closed = b'{"x":' * levels, b"}" * levels
+    stdin = b'{"cniVersion": "1.0.0", "name": "net", "x": ' + opened + b"1" + closed + b"}"
+    if code:
+        assert refusal(stdin=stdin).code == code
+    else:
+        assert parse(stdin=stdin).network == "net"
+
+
+def test_many_members_side_by_side_are_not_deep():
+    assert parse(conf={**CONF, "x": [[]] * 500}).network == "net"
