@@ -25,7 +25,7 @@ from cni.facts import Stored
 from cni.identity import Workload, identify
 from cni.netconf import NetConf
 from cni.ports import EndpointProgrammer
-from cni.queue import AWAY, DeleteQueue, QueuedDelete, QueueRefused
+from cni.queue import AWAY, UNREADABLE, DeleteQueue, QueuedDelete, QueueRefused
 from cni.skel import CniError, Code, Request
 from cni.threads import both, in_thread
 from libcalico.errors import DatastoreUnavailable
@@ -71,7 +71,7 @@ class DeleteOperation:
             try:
                 async with asyncio.timeout(_PATIENCE_S):
                     await self.addresses.release(request, conf, workload.handle_id)
-            except AWAY as err:
+            except (*AWAY, *UNREADABLE) as err:
                 problem = err
         if problem is not None:
             await put_off(self.queue, left_of(workload, conf), problem)
@@ -150,10 +150,14 @@ async def put_off(queue: DeleteQueue | None, left: QueuedDelete, problem: Except
     """D3. Errors: CniError code 11 when it cannot be queued."""
     reason = str(problem) or "it did not answer in time"
     if queue is None:
-        raise CniError(Code.TRY_AGAIN_LATER, "the datastore is away", reason) from problem
+        raise CniError(Code.TRY_AGAIN_LATER, _said(problem), reason) from problem
     try:
         await queue.put(left)
     except QueueRefused as err:
-        said = "the datastore is away and the DEL cannot be queued"
+        said = f"{_said(problem)} and the DEL cannot be queued"
         raise CniError(Code.TRY_AGAIN_LATER, said, f"{err}; {reason}") from err
     LOG.warning("DEL queued until the datastore is back", container=left.container_id, error=reason)
+
+
+def _said(problem: Exception) -> str:
+    return "an object is unreadable" if isinstance(problem, UNREADABLE) else "the datastore is away"

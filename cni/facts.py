@@ -144,7 +144,7 @@ class ClusterFacts:
                 _put(self._nodes, key.name, value, Node)
             case "Profile":
                 (self._profiles.discard if value is None else self._profiles.add)(key.name)
-            case "ClusterInformation":
+            case "ClusterInformation" if key.name == "default":
                 ready = isinstance(value, ClusterInformation) and value.spec.datastore_ready
                 self._is_datastore_ready = bool(ready)
 

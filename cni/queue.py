@@ -12,7 +12,8 @@ import asyncio
 from pathlib import Path
 
 from cni.spool import Entry, Spool, SpoolRefused
-from libcalico.errors import ConfigError, Transient, Unauthorized
+from ipam.errors import MalformedBlock
+from libcalico.errors import ConfigError, DecodeError, Transient, Unauthorized
 
 QueueRefused = SpoolRefused
 #: A node's pods, many times over: while the datastore is away hardly any new ones can start.
@@ -20,6 +21,8 @@ MAX_ENTRIES = 4096
 #: What keeps a DEL from the datastore and passes: nobody answers, our identity is not accepted, a
 #: certificate cannot be read.
 AWAY = (Transient, Unauthorized, ConfigError, TimeoutError)
+#: What keeps one DEL's addresses until somebody mends it: a block or handle that does not parse.
+UNREADABLE = (DecodeError, MalformedBlock)
 
 
 class QueuedDelete(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -175,6 +175,24 @@ def test_a_locked_datastore_is_not_written(ready, netns):
     assert ready.handles() == set()
 
 
+def test_a_block_that_does_not_parse_keeps_the_release_until_it_is_mended(ready, netns):
+    pod = netns.make("pod")
+    ready.add("c1", pod)
+    kept = {
+        key: ready.ns.run("etcdctl", "get", key, "--print-value-only").strip()
+        for key in ready.keys("/assignment/")
+    }
+    for key in kept:
+        ready.ns.run("etcdctl", "put", key, "{garbage")
+    delete(ready, "c1", pod.path)
+    assert "eth0" not in pod.run("ip", "-o", "link")
+    assert (ready.endpoints(), ready.queued()) == ({}, 1)
+    for key, value in kept.items():
+        ready.ns.run("etcdctl", "put", key, value)
+    assert is_replayed(ready), ready.log()
+    assert ready.handles() == set()
+
+
 def test_an_etcd_that_refuses_our_user_is_like_one_that_is_away(node, netns):
     pod = netns.make("pod")
 

@@ -107,6 +107,14 @@ async def test_facts_follow_the_updates():
     assert [p.name for p in (await facts.facts()).pools] == ["p"]
     assert (await facts.facts()).config.strict_affinity
     assert facts.is_datastore_ready()
+    stray = ResourceKey("ClusterInformation", "stray")
+    facts.on_updates(
+        [
+            Update(stray, None, 2),
+            Update(stray, ClusterInformation(metadata=ObjectMeta(name="stray")), 3),
+        ]
+    )
+    assert facts.is_datastore_ready(), "only the one named default counts"
     assert facts.has_profile("net")
     facts.on_updates([Update(key, None, 2) for key in (*map(key_of, (pool, ready, profile)),)])
     assert (await facts.facts()).pools == ()
