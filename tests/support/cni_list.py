@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from typing import Any
 
-from cni.delegate import find
 from tests.support.netns import Namespace
 
 Json = dict[str, Any]
@@ -78,7 +78,8 @@ class NetworkList:
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
             **env,
         }
-        program = find(plugin["type"], self._path)
+        program = shutil.which(plugin["type"], path=self._path)
+        assert program is not None, f"{plugin['type']} is not in {self._path}"
         process = await asyncio.create_subprocess_exec(
             *("nsenter", f"--net={self._node.path}", program),
             env=variables,
