@@ -26,10 +26,12 @@ from felix.rules.chain import (
     Field,
     InNet,
     InState,
+    InStatus,
     Limit,
     Literal,
     Log,
     Lookup,
+    Marked,
     Masquerade,
     Match,
     NatByMap,
@@ -37,6 +39,7 @@ from felix.rules.chain import (
     Reject,
     Rule,
     SetDscp,
+    SetMark,
     SourceNat,
     Verdict,
     VerdictCode,
@@ -56,6 +59,8 @@ _META = {
     Field.NFPROTO: 15,
     Field.L4PROTO: 16,
 }
+_META_MARK = 3
+_CT_STATE, _CT_STATUS = 0, 2
 _NETWORK, _TRANSPORT = 1, 2
 _PAYLOAD = {
     Field.IP4_SADDR: (_NETWORK, 12),
@@ -182,8 +187,30 @@ def _between(match: Between) -> bytes:
 
 
 def _in_state(match: InState) -> bytes:
-    load = expression("ct", be32(1, REG_1), be32(2, 0))  # NFT_CT_STATE
-    return load + _mask(struct.pack("=I", match.states)) + _cmp(b"\0\0\0\0", True)
+    return _any_of(_CT_STATE, match.states)
+
+
+def _in_status(match: InStatus) -> bytes:
+    return _any_of(_CT_STATUS, match.statuses)
+
+
+def _any_of(ct_key: int, bits: int) -> bytes:
+    load = expression("ct", be32(1, REG_1), be32(2, ct_key))
+    return load + _mask(_host32(bits)) + _cmp(b"\0\0\0\0", True)
+
+
+def _host32(value: int) -> bytes:
+    """Numbers that are no field of the packet stand in registers in host order."""
+    return struct.pack("=I", value)
+
+
+_LOAD_MARK = expression("meta", be32(2, _META_MARK), be32(1, REG_1))
+_STORE_MARK = expression("meta", be32(2, _META_MARK), be32(3, REG_1))
+
+
+def _marked(match: Marked) -> bytes:
+    bits = _host32(match.bits)
+    return _LOAD_MARK + _mask(bits) + _cmp(bits, False)
 
 
 def _load_key(fields: tuple[Field, ...]) -> tuple[bytes, int]:
@@ -212,6 +239,8 @@ _MATCHES: dict[type, Callable[..., bytes]] = {
     InNet: _in_net,
     Between: _between,
     InState: _in_state,
+    InStatus: _in_status,
+    Marked: _marked,
 }
 _CACHE_LIMIT = 4096
 _cache: dict[Match | Action, bytes] = {}
@@ -299,6 +328,11 @@ def _set_dscp(action: SetDscp) -> bytes:
     return load + _mask(keep, value) + store
 
 
+def _set_mark(action: SetMark) -> bytes:
+    keep = _host32(~action.bits & 0xFFFFFFFF)
+    return _LOAD_MARK + _mask(keep, _host32(action.bits if action.on else 0)) + _STORE_MARK
+
+
 def _count(_action: Count) -> bytes:
     return expression("counter", be64(1, 0), be64(2, 0))
 
@@ -354,6 +388,7 @@ _ACTIONS: dict[type, Callable[..., bytes]] = {
     CountConnections: _count_connections,
     Count: _count,
     SetDscp: _set_dscp,
+    SetMark: _set_mark,
     NoTrack: _no_track,
     Masquerade: _masquerade,
     SourceNat: _source_nat,

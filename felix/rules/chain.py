@@ -95,6 +95,12 @@ class CtState(enum.IntFlag):
     UNTRACKED = 64
 
 
+class CtStatus(enum.IntFlag):
+    """What was done to a connection, as the kernel's bit mask (enum ip_conntrack_status)."""
+
+    DNAT = 32
+
+
 # ---------------------------------------------------------------------------------- matches
 
 
@@ -135,6 +141,20 @@ class InState:
 
 
 @dataclass(frozen=True, slots=True)
+class InStatus:
+    """One of `statuses` is true of the connection."""
+
+    statuses: CtStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """All `bits` of the packet's mark are set."""
+
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
 class Literal:
     """An anonymous set inside one rule. Elements as in SetSpec, sorted, disjoint.
 
@@ -153,7 +173,7 @@ class Lookup:
     negated: bool = False
 
 
-Match = Compare | InNet | Between | InState | Lookup
+Match = Compare | InNet | Between | InState | InStatus | Marked | Lookup
 
 
 # ---------------------------------------------------------------------------------- actions
@@ -255,6 +275,14 @@ class NoTrack:
 
 
 @dataclass(frozen=True, slots=True)
+class SetMark:
+    """Set `bits` of the packet's mark, or clear them; the others stay."""
+
+    bits: int
+    on: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Masquerade:
     """Source NAT to the outgoing interface's address, from `ports` when given."""
 
@@ -289,6 +317,7 @@ Action = (
     | CountConnections
     | Count
     | SetDscp
+    | SetMark
     | NoTrack
     | Masquerade
     | SourceNat

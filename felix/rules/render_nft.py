@@ -26,14 +26,17 @@ from felix.rules.chain import (
     Count,
     CountConnections,
     CtState,
+    CtStatus,
     Dispatch,
     Field,
     InNet,
     InState,
+    InStatus,
     KeyType,
     Limit,
     Log,
     Lookup,
+    Marked,
     Masquerade,
     Match,
     NatByMap,
@@ -41,6 +44,7 @@ from felix.rules.chain import (
     Reject,
     Rule,
     SetDscp,
+    SetMark,
     SourceNat,
     Verdict,
     key_types,
@@ -52,6 +56,7 @@ from felix.rules.sets import MapValue, SetSpec
 _PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "ipv6-icmp", 132: "sctp", 136: "udplite"}
 _FAMILIES = {2: "ipv4", 10: "ipv6"}
 _STATES = tuple((state, (state.name or "").lower()) for state in CtState)
+_STATUSES = tuple((status, (status.name or "").lower()) for status in CtStatus)
 _UNITS = {1: "second", 60: "minute", 3600: "hour", 86400: "day"}
 
 
@@ -126,6 +131,14 @@ def _in_state(match: InState) -> str:
     return "ct state " + ",".join(name for state, name in _STATES if state & match.states)
 
 
+def _in_status(match: InStatus) -> str:
+    return "ct status " + ",".join(name for bit, name in _STATUSES if bit & match.statuses)
+
+
+def _marked(match: Marked) -> str:
+    return f"meta mark & {match.bits:#010x} == {match.bits:#010x}"
+
+
 def _fields(fields: tuple[Field, ...]) -> str:
     return " . ".join(field.text for field in fields)
 
@@ -147,6 +160,8 @@ _MATCH_TEXT: dict[type, Callable[..., str]] = {
     InNet: _in_net,
     Between: _between,
     InState: _in_state,
+    InStatus: _in_status,
+    Marked: _marked,
     Lookup: _lookup,
 }
 
@@ -193,6 +208,12 @@ def _set_dscp(action: SetDscp) -> str:
     return f"{'ip' if action.version == 4 else 'ip6'} dscp set {action.value}"
 
 
+def _set_mark(action: SetMark) -> str:
+    if action.on:
+        return f"meta mark set meta mark | {action.bits:#010x}"
+    return f"meta mark set meta mark & {~action.bits & 0xFFFFFFFF:#010x}"
+
+
 _ACTION_TEXT: dict[type, Callable[..., str]] = {
     Verdict: verdict_text,
     Dispatch: lambda action: f"{_fields(action.fields)} vmap @{action.map_name}",
@@ -201,6 +222,7 @@ _ACTION_TEXT: dict[type, Callable[..., str]] = {
     Limit: _limit,
     CountConnections: lambda action: f"ct count over {action.limit}",
     SetDscp: _set_dscp,
+    SetMark: _set_mark,
     Count: lambda _action: "counter",
     NoTrack: lambda _action: "notrack",
     Masquerade: _masquerade,

@@ -62,6 +62,7 @@ from libcalico.testing.fakenft_vm import (
     Context,
     Decoded,
     Packet,
+    Skb,
     Unsupported,
     Verdict,
     decode,
@@ -501,16 +502,25 @@ class FakeNft:
         """A packet to the node itself."""
         return self._through(packet, (("prerouting", iifname, ""), ("input", iifname, "")))
 
-    def originate(self, packet: Packet, oifname: str) -> str:
-        """A packet of the node itself."""
-        return self._through(packet, (("output", "", oifname), ("postrouting", "", oifname)))
+    def originate(self, packet: Packet, oifname: str, *, rerouted_to: str = "") -> str:
+        """A packet of the node itself. `rerouted_to`: where it leaves after its destination was
+        translated; the output hook still sees the interface of the first routing decision."""
+        leaves = rerouted_to or oifname
+        return self._through(packet, (("output", "", oifname), ("postrouting", "", leaves)))
 
     def _through(self, packet: Packet, hooks: tuple[tuple[str, str, str], ...]) -> str:
         self.logs, self.effects = [], []
+        skb = Skb()
         for hook, iifname, oifname in hooks:
             for table, chain in self._base_chains(HOOKS[hook]):
                 context = Context(
-                    packet, iifname, oifname, table.sets.__getitem__, self.logs, self.effects
+                    packet,
+                    iifname,
+                    oifname,
+                    table.sets.__getitem__,
+                    self.logs,
+                    self.effects,
+                    skb,
                 )
                 if self._run_base(table, chain, context) == DROP:
                     told = [effect for effect in self.effects if effect in ("reject", "reset")]

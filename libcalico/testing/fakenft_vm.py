@@ -39,6 +39,7 @@ class Packet:
     icmp_type: int = 8
     icmp_code: int = 0
     state: str = "new"
+    is_dnat: bool = False
 
     @property
     def version(self) -> int:
@@ -79,6 +80,14 @@ class Verdict:
 
 
 @dataclass(slots=True)
+class Skb:
+    """What sticks to a packet from hook to hook: its mark, and whether it is left untracked."""
+
+    mark: int = 0
+    is_untracked: bool = False
+
+
+@dataclass(slots=True)
 class Context:
     """One packet on its way through one hook."""
 
@@ -88,6 +97,7 @@ class Context:
     sets: Callable[[str], SetView]
     logs: list[str] = field(default_factory=list)
     effects: list[str] = field(default_factory=list)
+    skb: Skb = field(default_factory=Skb)
     registers: bytearray = field(default_factory=lambda: bytearray(_REGISTER_BYTES))
     verdict: Verdict | None = None
 
@@ -171,6 +181,8 @@ def verdict_of(value: memoryview) -> Verdict:
 
 
 def _meta(attrs: Attrs) -> Decoded:
+    if 3 in attrs:
+        return _meta_write(attrs)
     key, register = _number(attrs[2]), _number(attrs[1])
 
     def run(context: Context) -> bool:
@@ -180,14 +192,27 @@ def _meta(attrs: Attrs) -> Decoded:
             7: context.oifname.encode().ljust(16, b"\0"),
             15: bytes([2 if packet.version == 4 else 10]),
             16: bytes([packet.number]),
+            3: struct.pack("=I", context.skb.mark),
         }
         if key in (6, 7) and not values[key].strip(b"\0"):
             return False  # no such interface at this hook
         context.load(register, values[key])
         return True
 
-    if key not in (6, 7, 15, 16):
+    if key not in (3, 6, 7, 15, 16):
         raise Unsupported(f"meta {key}")
+    return Decoded("meta", run)
+
+
+def _meta_write(attrs: Attrs) -> Decoded:
+    register = _number(attrs[3])
+    if _number(attrs[2]) != 3:
+        raise Unsupported("only the mark is written")
+
+    def run(context: Context) -> bool:
+        (context.skb.mark,) = struct.unpack("=I", context.read(register, 4))
+        return True
+
     return Decoded("meta", run)
 
 
@@ -233,12 +258,19 @@ def _payload_write(attrs: Attrs) -> Decoded:
 
 
 def _ct(attrs: Attrs) -> Decoded:
-    register = _number(attrs[1])
-    if _number(attrs[2]) != 0:
-        raise Unsupported("only ct state")
+    register, key = _number(attrs[1]), _number(attrs[2])
+    if key not in (0, 2):
+        raise Unsupported("only ct state and status")
 
     def run(context: Context) -> bool:
-        context.load(register, struct.pack("=I", STATES[context.packet.state]))
+        is_untracked = context.skb.is_untracked
+        if key == 2:
+            # An untracked packet has no connection to have a status.
+            value = 32 if context.packet.is_dnat else 0
+            context.load(register, struct.pack("=I", value))
+            return not is_untracked
+        value = STATES["untracked" if is_untracked else context.packet.state]
+        context.load(register, struct.pack("=I", value))
         return True
 
     return Decoded("ct", run)
@@ -389,6 +421,7 @@ def _reject(attrs: Attrs) -> Decoded:
 def _notrack(_attrs: Attrs) -> Decoded:
     def run(context: Context) -> bool:
         context.effects.append("notrack")
+        context.skb.is_untracked = True
         return True
 
     return Decoded("notrack", run)

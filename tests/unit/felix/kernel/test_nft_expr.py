@@ -12,17 +12,21 @@ from felix.rules.chain import (
     Between,
     Compare,
     CtState,
+    CtStatus,
     Dispatch,
     Field,
     InNet,
     InState,
+    InStatus,
     Literal,
     Lookup,
+    Marked,
     Masquerade,
     Match,
     NoTrack,
     Reject,
     Rule,
+    SetMark,
     SourceNat,
     goto,
     ifname_bytes,
@@ -161,6 +165,32 @@ def test_ports_of_nat_go_through_registers():
 def test_repeated_matches_are_encoded_alike():
     match = of_family(4)
     assert encode_match(match, no_literals()) is encode_match(match, no_literals())
+
+
+def run(context: Context, matches=(), actions=()) -> bool:
+    encoded = encode_rule(Rule(tuple(matches), tuple(actions)), no_literals())
+    program = decode(parse_attrs(memoryview(encoded), 0)[4])
+    return all(expression.run(context) for expression in program)
+
+
+def test_marks_are_set_and_cleared_without_touching_other_bits():
+    context = Context(Packet("10.0.0.1", "1.1.1.1"), "", "", {}.__getitem__)
+    context.skb.mark = 0x4001
+    assert not run(context, [Marked(0x10000)])
+    run(context, actions=[SetMark(0x10000)])
+    assert context.skb.mark == 0x14001
+    assert run(context, [Marked(0x10000)])
+    assert run(context, [Marked(0x4000)])
+    assert not run(context, [Marked(0x30000)]), "all bits are asked for"
+    run(context, actions=[SetMark(0x10001, False)])
+    assert context.skb.mark == 0x4000
+
+
+def test_a_translated_connection_is_told_by_its_status():
+    for is_dnat in (True, False):
+        packet = Packet("10.0.0.1", "1.1.1.1", is_dnat=is_dnat)
+        context = Context(packet, "", "", {}.__getitem__)
+        assert run(context, [InStatus(CtStatus.DNAT)]) == is_dnat
 
 
 @pytest.mark.parametrize("prefix_len", range(1, 32))
