@@ -84,9 +84,13 @@ class GraphFeed:
             self._warn_of_problems()
 
     def _warn_of_problems(self) -> None:
-        """Each invalid object once per reason (one bad object never stops the others)."""
+        """Each object once per reason (one bad object never stops the others)."""
         problems = {str(key): why for key, why in self._graph.problems.items()}
         for name, why in problems.items():
             if self._said_problems.get(name) != why:
                 LOG.warning("an invalid object is ignored", key=name, error=why)
-        self._said_problems = problems
+        notices = {str(key): why for key, why in self._graph.notices.items()}
+        for name, why in notices.items():
+            if self._said_problems.get(name) != why:
+                LOG.warning("an object is not in force as a whole", key=name, reason=why)
+        self._said_problems = problems | notices

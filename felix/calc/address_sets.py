@@ -4,7 +4,8 @@ Layer: felix.calc, pure, above libcalico.compute.members. Used by graph.py: acti
 profiles say which sets they need, all endpoints and network sets of the cluster contribute.
 
     use(owner, sets) ──► users per set ─┐
-    update_item(...) ───────────────────┴─flush─► SetUpdate, SetDelta, SetRemove
+    update_item(...) ───────────────────┤
+    update_slice(...) (services.py) ────┴─flush─► SetUpdate, SetDelta, SetRemove
 
   A1  a set exists exactly while at least one owner uses it;
   A2  its first message is a SetUpdate with all members, later ones are true differences;
@@ -17,10 +18,12 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 from felix.calc.endpoints import Contribution
-from felix.calc.rule_compiler import SetDefinition
+from felix.calc.rule_compiler import AnyDefinition, ServiceDefinition
+from felix.calc.services import ServiceIndex
 from felix.intent import SetDelta, SetKind, SetUpdate
 from libcalico.compute.members import MemberIndex
 from libcalico.model.keys import ResourceKey
+from libcalico.model.kubernetes import KubernetesEndpointSlice
 
 
 @dataclass(slots=True)
@@ -37,13 +40,14 @@ class AddressSets:
 
     def __init__(self) -> None:
         self._members: MemberIndex[ResourceKey, str] = MemberIndex()
+        self._services = ServiceIndex()
         self._sets_by_owner: dict[Hashable, frozenset[str]] = {}
-        self._definition_by_id: dict[str, SetDefinition] = {}
+        self._definition_by_id: dict[str, AnyDefinition] = {}
         self._users_by_id: dict[str, int] = {}
         self._live: dict[str, SetKind] = {}
         self._touched: set[str] = set()
 
-    def use(self, owner: Hashable, sets: Mapping[str, SetDefinition]) -> None:
+    def use(self, owner: Hashable, sets: Mapping[str, AnyDefinition]) -> None:
         """Replace the sets that `owner` needs; an empty mapping gives them up."""
         before = self._sets_by_owner.pop(owner, frozenset())
         wanted = frozenset(sets)
@@ -72,9 +76,13 @@ class AddressSets:
         else:
             self._members.update_parent(name, labels)
 
+    def update_slice(self, key: ResourceKey, value: KubernetesEndpointSlice | None) -> None:
+        """A piece of a service; None takes it away."""
+        self._services.update_slice(key, value)
+
     def flush(self) -> SetChanges:
         changes = SetChanges(removed=self._settle())
-        for delta in self._members.flush():
+        for delta in (*self._members.flush(), *self._services.flush()):
             if delta.is_new:
                 kind = self._live[delta.set_id]
                 changes.updates.append(SetUpdate(delta.set_id, kind, delta.added))
@@ -84,7 +92,7 @@ class AddressSets:
 
     def members(self, set_id: str) -> frozenset[str]:
         """As of the last flush."""
-        return self._members.members(set_id)
+        return self._members.members(set_id) or self._services.members(set_id)
 
     def check(self) -> None:
         """A1, and the invariants below."""
@@ -98,7 +106,8 @@ class AddressSets:
         self._members.check()
 
     def dump(self) -> dict[str, object]:
-        return {"owners": len(self._sets_by_owner)} | self._members.dump()
+        dumps = self._members.dump() | self._services.dump()
+        return {"owners": len(self._sets_by_owner)} | dumps
 
     def _settle(self) -> list[str]:
         """Tell the index which sets came and went since the last flush (A3)."""
@@ -107,12 +116,25 @@ class AddressSets:
             used = self._users_by_id[set_id] > 0
             if used and set_id not in self._live:
                 definition = self._definition_by_id[set_id]
-                self._members.update_set(set_id, definition.selector, port=definition.port)
+                self._begin(set_id, definition)
                 self._live[set_id] = definition.kind
             elif not used:
-                del self._users_by_id[set_id], self._definition_by_id[set_id]
+                definition = self._definition_by_id.pop(set_id)
+                del self._users_by_id[set_id]
                 if self._live.pop(set_id, None) is not None:
-                    self._members.delete_set(set_id)
+                    self._end(set_id, definition)
                     removed.append(set_id)
         self._touched = set()
         return removed
+
+    def _begin(self, set_id: str, definition: AnyDefinition) -> None:
+        if isinstance(definition, ServiceDefinition):
+            self._services.update_set(set_id, definition.service, definition.kind)
+        else:
+            self._members.update_set(set_id, definition.selector, port=definition.port)
+
+    def _end(self, set_id: str, definition: AnyDefinition) -> None:
+        if isinstance(definition, ServiceDefinition):
+            self._services.delete_set(set_id)
+        else:
+            self._members.delete_set(set_id)

@@ -42,7 +42,7 @@ Source: Calico felix/calc/calc_graph.go, felix/design/calc-graph.md.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 from felix.calc import endpoints, policies
@@ -54,7 +54,7 @@ from felix.calc.overlay import EndpointOverlay
 from felix.calc.policies import Policy
 from felix.calc.policy_resolver import PolicyResolver
 from felix.calc.pools_hosts import Pools, host_update
-from felix.calc.rule_compiler import SetsById, check_rules, compile_rules
+from felix.calc.rule_compiler import SetsById, check_rules, compile_rules, needs_layer_7
 from felix.calc.sequencer import Sequencer, subject
 from felix.calc.validation_filter import ValidationFilter, Validator
 from felix.intent import (
@@ -84,6 +84,7 @@ from libcalico.model import (
 )
 from libcalico.model.defaults import default_allow_profile
 from libcalico.model.keys import Key, ResourceKey
+from libcalico.model.kubernetes import KubernetesEndpointSlice
 from libcalico.syncer.api import SyncStatus, Update
 
 # One line per intent handed out; the oldest fall out.
@@ -93,6 +94,8 @@ _DEFAULT_ALLOW = default_allow_profile()
 
 # What a listed profile that does not exist means (reference/datamodel.md 7.10).
 _DENY_ALL = (CompiledRule(Action.DENY, 0),)
+
+_NEEDS_LAYER_7 = "its rules with an http clause match nothing: no layer 7 enforcement on this node"
 
 _POLICY_KINDS = (
     NetworkPolicy,
@@ -124,6 +127,7 @@ class CalcGraph:
         self._sequencer = Sequencer()
         self._local_by_key: dict[ResourceKey, LocalEndpoint] = {}
         self._profile_by_name: dict[str, Profile] = {}
+        self._needing_layer_7: set[ResourceKey] = set()
         self._is_in_sync = False
         self._said_in_sync = False
         self._flushes = 0
@@ -141,6 +145,7 @@ class CalcGraph:
         register(Tier.kind, self._on_tier)
         register(IPPool.kind, self._on_pool)
         register(Node.kind, self._on_node)
+        register(KubernetesEndpointSlice.kind, self._on_endpoint_slice)
         for kind in _POLICY_KINDS:
             register(kind.kind, self._on_policy)
 
@@ -211,6 +216,11 @@ class CalcGraph:
         """Why the latest value of `key` counts as absent: a pinned endpoint may be invalid too."""
         return self._filter.problems.get(key)
 
+    @property
+    def notices(self) -> Mapping[Key, str]:
+        """Objects that are valid, and that do less here than they say."""
+        return dict.fromkeys(self._needing_layer_7, _NEEDS_LAYER_7)
+
     def endpoints_of(self, policy: ResourceKey) -> list[ResourceKey]:
         """The local endpoints that a policy selects, staged policies too: for reports."""
         return sorted(self._active.endpoints_of(policy))
@@ -236,6 +246,7 @@ class CalcGraph:
             "handed_out": self._sequencer.dump(),
             "held": self._overlay.dump(),
             "invalid": self._filter.dump(),
+            "notices": {str(key): why for key, why in self.notices.items()},
         }
 
     # -- handlers: the value a key has now --------------------------------------------------
@@ -289,6 +300,7 @@ class CalcGraph:
             for rules in _governed(policy):
                 check_rules(rules, policy.namespace)
         self._active.update_policy(key, policy)
+        self._note_layer_7(key, () if policy is None else (*policy.ingress, *policy.egress))
 
     def _on_profile(self, key: ResourceKey, value: object | None, revision: int) -> None:
         profile = cast("Profile | None", value)
@@ -297,10 +309,18 @@ class CalcGraph:
         if profile is None:
             self._profile_by_name.pop(key.name, None)
             self._set_profile_labels(key.name, None)
+            self._note_layer_7(key, ())
             return
         _profile_update(profile, key.name, {})  # refuses it as a whole when a rule is invalid
         self._profile_by_name[key.name] = profile
         self._set_profile_labels(key.name, profile.spec.labels_to_apply)
+        self._note_layer_7(key, (*profile.spec.ingress, *profile.spec.egress))
+
+    def _note_layer_7(self, key: ResourceKey, rules: Iterable[Rule]) -> None:
+        if any(map(needs_layer_7, rules)):
+            self._needing_layer_7.add(key)
+        else:
+            self._needing_layer_7.discard(key)
 
     def _set_profile_labels(self, name: str, labels: Mapping[str, str] | None) -> None:
         self._active.update_profile(name, labels)
@@ -309,6 +329,9 @@ class CalcGraph:
     def _on_tier(self, key: ResourceKey, value: object | None, revision: int) -> None:
         if self._resolver.update_tier(key.name, cast("Tier | None", value)):
             self._active.touch_tier(key.name)
+
+    def _on_endpoint_slice(self, key: ResourceKey, value: object | None, revision: int) -> None:
+        self._sets.update_slice(key, cast("KubernetesEndpointSlice | None", value))
 
     def _on_pool(self, key: ResourceKey, value: object | None, revision: int) -> None:
         self._pools.update(key, cast("IPPool | None", value))

@@ -12,7 +12,10 @@ the other policies are only checked); the sets that the rules name are kept by a
       negated catch-all excludes is gone as well;
   R4  named ports are looked up for the rule's protocol, TCP when it names none, among the endpoints
       that match the positive selector of that side (7.8);
-  R5  what only layer 7 can see (http) is left out: the packet rule without it.
+  R5  what only layer 7 can see (http) counts as not seen: a rule that would let more through
+      without the clause (all but Deny) matches nothing;
+  R6  services become sets of their endpoints, one of addresses with ports for a destination, one of
+      addresses for a source (services.py).
 
 Source: Calico felix/calc/rule_scanner.go, felix/rules/policy.go (FilterRuleToIPVersion).
 """
@@ -29,7 +32,7 @@ from felix.intent import Action, CompiledRule, EntityMatch, IcmpMatch, PortRange
 from libcalico import net
 from libcalico.compute.members import PortMatch
 from libcalico.errors import ValidationError
-from libcalico.model import EntityRule, ICMPFields, Rule
+from libcalico.model import EntityRule, ICMPFields, Rule, ServiceMatch
 from libcalico.model.scalars import parse_port, protocol_number
 from libcalico.selector import Selector, parse, scope
 
@@ -67,8 +70,17 @@ class SetDefinition:
     port: PortMatch | None = None
 
 
-SetsById = dict[str, SetDefinition]
-_Needed = tuple[tuple[str, SetDefinition], ...]
+@dataclass(frozen=True, slots=True)
+class ServiceDefinition:
+    """A set that holds the endpoints of one service (namespace, name)."""
+
+    kind: SetKind
+    service: tuple[str, str]
+
+
+AnyDefinition = SetDefinition | ServiceDefinition
+SetsById = dict[str, AnyDefinition]
+_Needed = tuple[tuple[str, AnyDefinition], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +93,6 @@ class _Side:
 
 
 _ANYTHING = _Side(EntityMatch(), (), _BOTH)
-_NOTHING = _Side(EntityMatch(), (), 0)
 
 
 def compile_rules(
@@ -117,12 +128,12 @@ def check_rules(rules: Iterable[Rule], namespace: str) -> None:
 
 def _compile(rule: Rule, index: int, namespace: str) -> tuple[CompiledRule, _Needed]:
     protocol = None if rule.protocol is None else protocol_number(rule.protocol)
-    source = _side(rule.source, namespace, protocol)
-    destination = _side(rule.destination, namespace, protocol)
+    source = _side(rule.source, namespace, protocol, is_source=True)
+    destination = _side(rule.destination, namespace, protocol, is_source=False)
     families = source.families & destination.families & _families(rule.ip_version, protocol)
     annotations = tuple(sorted(rule.metadata.annotations.items())) if rule.metadata else ()
     action = _action(rule.action)
-    if not families:
+    if not families or needs_layer_7(rule):
         return CompiledRule(action, index, unmatchable=True, annotations=annotations), ()
     compiled = CompiledRule(
         action=action,
@@ -141,6 +152,11 @@ def _compile(rule: Rule, index: int, namespace: str) -> tuple[CompiledRule, _Nee
 
 # A cluster repeats the same few thousand rules, and equal rules then share their memory.
 _compile_cached = lru_cache(maxsize=_CACHE_SIZE)(_compile)
+
+
+def needs_layer_7(rule: Rule) -> bool:
+    """Whether the rule may only be applied by somebody who reads HTTP (R5)."""
+    return rule.http is not None and rule.action != "Deny"
 
 
 def _action(name: str) -> Action:
@@ -165,32 +181,34 @@ def _icmp(fields: ICMPFields | None) -> IcmpMatch | None:
     return IcmpMatch(fields.type, fields.code)
 
 
-def _side(entity: EntityRule | None, namespace: str, protocol: int | None) -> _Side:
+def _side(
+    entity: EntityRule | None, namespace: str, protocol: int | None, *, is_source: bool
+) -> _Side:
     if entity is None:
         return _ANYTHING
-    return _compile_side(entity, namespace, protocol)
+    return _compile_side(entity, namespace, protocol, is_source=is_source)
 
 
 @lru_cache(maxsize=_CACHE_SIZE)
-def _compile_side(entity: EntityRule, namespace: str, protocol: int | None) -> _Side:
-    if entity.services is not None:
-        # No Service or EndpointSlice is stored in etcd, so a service has no addresses here, and a
-        # positive match on nothing matches nothing (datamodel 5.2).
-        return _NOTHING
+def _compile_side(
+    entity: EntityRule, namespace: str, protocol: int | None, *, is_source: bool
+) -> _Side:
     selectors = scope.entity_selectors(entity, namespace)
     nets, not_nets = _networks(entity.nets), _networks(entity.not_nets)
     ports, names = _split_ports(entity.ports)
     not_ports, not_names = _split_ports(entity.not_ports)
     needed: SetsById = {}
+    service = _service_set(entity.services, namespace, needed, is_source=is_source)
     match = EntityMatch(
         nets=tuple(map(str, nets)),
         not_nets=tuple(map(str, not_nets)),
-        sets=_address_set(selectors.positive, needed),
+        sets=_address_set(selectors.positive, needed) + (service if is_source else ()),
         not_sets=_address_set(selectors.negative, needed),
         ports=ports,
         named_port_sets=_port_sets(names, selectors.positive, protocol, needed),
         not_ports=not_ports,
         not_named_port_sets=_port_sets(not_names, selectors.positive, protocol, needed),
+        ip_port_sets=() if is_source else service,
     )
     families = _families_of(nets) & _families_left(not_nets)
     return _Side(match, tuple(needed.items()), families)
@@ -234,6 +252,20 @@ def _address_set(selector: Selector | None, needed: SetsById) -> tuple[str, ...]
     return (selector.uid,)
 
 
+def _service_set(
+    service: ServiceMatch | None, namespace: str, needed: SetsById, *, is_source: bool
+) -> tuple[str, ...]:
+    """A service without a namespace is one of the policy's own; a global policy has none."""
+    if service is None:
+        return ()
+    named = (service.namespace or namespace, service.name or "")
+    # The beginnings are Calico's.
+    kind, prefix = (SetKind.NET, "svcnoport:") if is_source else (SetKind.IP_PORT, "svc:")
+    set_id = prefix + _digest(prefix + "/".join(named))
+    needed[set_id] = ServiceDefinition(kind, named)
+    return (set_id,)
+
+
 def _port_sets(
     names: tuple[str, ...], selector: Selector | None, protocol: int | None, needed: SetsById
 ) -> tuple[str, ...]:
@@ -256,8 +288,12 @@ def _port_sets(
 def _port_set_id(definition: SetDefinition) -> str:
     assert definition.port is not None
     text = f"n:{definition.selector.canonical},{definition.port.protocol},{definition.port.name}"
+    return "n:" + _digest(text)
+
+
+def _digest(text: str) -> str:
     digest = hashlib.sha224(text.encode("utf-8", "surrogatepass")).digest()
-    return "n:" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode("ascii")
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode("ascii")
 
 
 def _of_families(match: EntityMatch, families: int) -> EntityMatch:

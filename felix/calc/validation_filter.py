@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 
 from libcalico.errors import InvalidInput
 from libcalico.model import Resource, WorkloadEndpoint
-from libcalico.model.keys import Key, path_of
+from libcalico.model.keys import Key, UnknownKind, path_of
 from libcalico.syncer.api import Update
 
 PROBLEM_LIMIT = 1000
@@ -76,7 +76,7 @@ class ValidationFilter:
             self._unlisted += 1
 
     def dump(self) -> dict[str, object]:
-        listed = {path_of(key): reason for key, reason in self._problems.items()}
+        listed = {_shown(key): reason for key, reason in self._problems.items()}
         return {"problems": listed, "unlisted": self._unlisted}
 
     def _check(self, value: object) -> None:
@@ -92,3 +92,10 @@ class ValidationFilter:
             raise InvalidInput(
                 "spec.allowSpoofedSourcePrefixes: needs WorkloadSourceSpoofing to be Any"
             )
+
+
+def _shown(key: Key) -> str:
+    try:
+        return path_of(key)
+    except UnknownKind:  # a Kubernetes object, which no path leads to
+        return str(key)

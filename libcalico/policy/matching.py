@@ -2,8 +2,9 @@
 
 Layer: pure, above policy.world. User: policy.evaluate.
 
-All clauses of a rule must hold, any member of a list suffices; `not` clauses exclude. Clauses about
-HTTP are for layer 7 and are ignored here, as in every packet dataplane.
+All clauses of a rule must hold, any member of a list suffices; `not` clauses exclude. A clause
+about HTTP is for layer 7. Here, where nobody can check it, it holds for Deny and for nothing else:
+what was written to let some requests through must not let all of them through.
 
 Source: reference/datamodel.md 3.4, 5.2, 7.3, 7.5, 7.6, 7.8.
 """
@@ -25,12 +26,17 @@ _NO_ENTITY = EntityRule()
 def matches(world: World, rule: Rule, namespace: str, packet: Packet) -> bool:
     """`namespace`: the policy's, "" for global policies and profiles."""
     return (
-        _version(rule, packet)
+        _http(rule)
+        and _version(rule, packet)
         and _protocol(rule, packet)
         and _icmp(rule, packet)
         and _Side(world, rule, namespace, packet, is_source=True).matches()
         and _Side(world, rule, namespace, packet, is_source=False).matches()
     )
+
+
+def _http(rule: Rule) -> bool:
+    return rule.http is None or rule.action == "Deny"
 
 
 def _version(rule: Rule, packet: Packet) -> bool:

@@ -35,12 +35,14 @@ from libcalico.model import (
 )
 from libcalico.model.defaults import DEFAULT_TIER, default_allow_profile
 from libcalico.model.keys import ResourceKey
+from libcalico.model.kubernetes import KubernetesEndpointSlice
 from libcalico.model.names import DEFAULT_ALLOW_PROFILE, namespace_profile_name
 from libcalico.model.scalars import protocol_number
 from libcalico.policy.packet import Direction
 from libcalico.selector import Selector, parse, scope
 
-ServicePort = tuple[net.Address, int, int]  # address, protocol, port
+# Address, protocol, port; without the last two the service has an address there, but no port.
+ServicePort = tuple[net.Address, int | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,8 @@ def world_of(
 ) -> World:
     """Read v3 objects of any kinds; those that have nothing to do with policy are ignored.
 
-    Kubernetes objects go through `libcalico.model.conversion` first.
+    Kubernetes objects go through `libcalico.model.conversion` first; EndpointSlices are taken as
+    they are, unless `services` says outright where the services are.
     Errors: InvalidInput (a selector, address or port that does not parse).
     """
     given = list(resources)
@@ -171,9 +174,24 @@ def world_of(
         entities=tuple(entity for r in given for entity in _entities(r, profiles)),
         tiers=_tiers([r for r in given if isinstance(r, Tier)], policies),
         profiles=profiles,
-        services=services or {},
+        services=services_of(given) if services is None else services,
         settings=settings or Settings(),
     )
+
+
+def services_of(
+    resources: Iterable[Resource],
+) -> dict[tuple[str, str], tuple[ServicePort, ...]]:
+    """Where services listen, from their EndpointSlices."""
+    found: dict[tuple[str, str], tuple[ServicePort, ...]] = {}
+    for resource in resources:
+        if isinstance(resource, KubernetesEndpointSlice):
+            addresses = [net.parse_ip(text) for text in resource.addresses]
+            ports = [(protocol_number(p.protocol), p.port) for p in resource.ports]
+            answers: list[ServicePort] = [(address, None, None) for address in addresses]
+            answers += [(address, *port) for address in addresses for port in ports]
+            found[resource.service] = (*found.get(resource.service, ()), *answers)
+    return found
 
 
 def _key(resource: Resource) -> ResourceKey:

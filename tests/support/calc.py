@@ -45,6 +45,7 @@ from libcalico.model import (
     WorkloadEndpointSpec,
 )
 from libcalico.model.keys import Key, ResourceKey
+from libcalico.model.kubernetes import SERVICE_NAME_LABEL, KubernetesEndpointSlice, SlicePort
 from libcalico.syncer.api import SyncStatus, Update
 
 HERE, ELSEWHERE = "here", "elsewhere"
@@ -120,6 +121,23 @@ def netset(name: str, *nets: str, labels: Labels | None = None, namespace: str =
 
 def gnetset(name: str, *nets: str, labels: Labels | None = None) -> Object:
     return _object(GlobalNetworkSet, name, "", labels or {}, GlobalNetworkSetSpec(nets=nets))
+
+
+def endpoint_slice(
+    name: str,
+    service: str,
+    *addresses: str,
+    ports: Sequence[tuple[str, int]] = (),
+    namespace: str = "prod",
+) -> Object:
+    """A piece of a Kubernetes Service."""
+    labels = {SERVICE_NAME_LABEL: service}
+    made = KubernetesEndpointSlice(
+        metadata=ObjectMeta(name=name, namespace=namespace, labels=labels),
+        addresses=addresses,
+        ports=tuple(SlicePort(protocol=protocol, port=port) for protocol, port in ports),
+    )
+    return ResourceKey(KubernetesEndpointSlice.kind, name, namespace), made
 
 
 def pool(name: str, cidr: str, **spec: Any) -> Object:

@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from libcalico import net
-from libcalico.model import EntityRule, ICMPFields, Resource, Rule, ServiceAccountMatch
+from libcalico.model import (
+    EntityRule,
+    HTTPMatch,
+    ICMPFields,
+    Resource,
+    Rule,
+    ServiceAccountMatch,
+    ServiceMatch,
+)
 from libcalico.model.keys import ResourceKey
 from libcalico.policy.packet import ICMP, ICMPV6, Packet
 from tests.support import calc
@@ -22,6 +30,7 @@ T = TypeVar("T")
 
 NAMESPACES = ("prod", "dev")
 ACCOUNTS = ("sa1", "sa2")
+SERVICES = ("s1", "s2")
 TIERS = ("default", "early", "missing")
 ADDRESSES = {
     4: ("10.0.0.1", "10.0.0.2", "10.0.1.1", "10.0.1.2", "192.0.2.1"),
@@ -67,6 +76,7 @@ class Maker:
         found += self._some(0, 3, self._network_set)
         found += [self._namespace(name) for name in NAMESPACES if self._chance(0.85)]
         found += [self._account(name) for name in ACCOUNTS if self._chance(0.8)]
+        found += self._some(0, 3, self._endpoint_slice)
         found += [self._tier(name) for name in TIERS[:2] if self._chance(0.8)]
         self._random.shuffle(found)
         return dict(found)
@@ -153,6 +163,14 @@ class Maker:
             return calc.netset("s", *nets, labels=labels, namespace=self._pick(NAMESPACES))
         return calc.gnetset(self._pick(("s1", "s2")), *nets, labels=labels)
 
+    def _endpoint_slice(self) -> Object:
+        addresses = self._random.sample([*ADDRESSES[4], *ADDRESSES[6]], self._pick((1, 3, 6)))
+        ports = self._random.sample([("TCP", 80), ("UDP", 53), ("TCP", 85)], self._pick((0, 1, 2)))
+        name, service = self._pick(("e1", "e2", "e3")), self._pick(SERVICES)
+        return calc.endpoint_slice(
+            name, service, *addresses, ports=ports, namespace=self._pick(NAMESPACES)
+        )
+
     def _tier(self, name: str) -> Object:
         return calc.tier(name, self._pick((None, 1.0, 2.0)), self._pick(("Pass", "Deny", None)))
 
@@ -163,7 +181,7 @@ class Maker:
     # -- rules --------------------------------------------------------------------------------
 
     def _rules(self) -> tuple[Rule, ...]:
-        return tuple(self._rule() for _ in range(self._pick((0, 1, 2, 3, 4))))
+        return tuple(self._rule() for _ in range(self._pick((0, 1, 2, 3, 4, 5))))
 
     def _rule(self) -> Rule:
         version = self._pick((4, 4, 6))
@@ -178,6 +196,7 @@ class Maker:
             ip_version=version if self._chance(0.15) else None,
             protocol=protocol,
             not_protocol=self._pick(("TCP", "UDP", 47)) if self._chance(0.1) else None,
+            http=HTTPMatch(methods=("GET",)) if self._chance(0.02) else None,
             source=self._entity(version, protocol) if self._chance(0.4) else None,
             destination=self._entity(version, protocol) if self._chance(0.4) else None,
             **fields,
@@ -206,6 +225,9 @@ class Maker:
                     ServiceAccountMatch(names=ACCOUNTS, selector="has(rank)"),
                 )
             )
+        if self._chance(0.05):
+            namespace = self._pick((None, *NAMESPACES))
+            fields["services"] = ServiceMatch(name=self._pick(SERVICES), namespace=namespace)
         if protocol in WITH_PORTS and self._chance(0.35):
             fields["ports"] = tuple(self._random.sample(PORTS, self._pick((1, 2))))
         if protocol in WITH_PORTS and self._chance(0.1):

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from felix.calc.graph import CalcGraph
 from felix.daemon_feed import FanOut, GraphFeed
 from felix.intent import InSync
+from libcalico.model import HTTPMatch
 from libcalico.syncer.api import SyncStatus, Update
 from libcalico.testing.clock import FakeClock
 from tests.support import calc
@@ -100,4 +101,16 @@ async def test_an_invalid_object_is_warned_of_once(caplog):
             world.say(bad)
             await world.clock.advance(0)
         said = [record for record in caplog.records if "invalid object" in record.getMessage()]
+        assert len(said) == 1
+
+
+async def test_a_rule_that_cannot_be_enforced_here_is_said_once(caplog):
+    world = World()
+    web = calc.np("web", ingress=(calc.rule(http=HTTPMatch(methods=("GET",))),))
+    async with world.running():
+        world.feed.on_status(SyncStatus.IN_SYNC)
+        for _ in range(3):
+            world.say(web)
+            await world.clock.advance(0)
+        said = [record for record in caplog.records if "not in force" in record.getMessage()]
         assert len(said) == 1

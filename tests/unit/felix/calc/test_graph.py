@@ -24,6 +24,7 @@ from felix.intent import (
 from libcalico.errors import DecodeError, ValidationError
 from libcalico.model import (
     EntityRule,
+    HTTPMatch,
     NodeAddress,
     NodeBGPSpec,
     QoSControls,
@@ -39,6 +40,7 @@ from tests.support.calc import (
     ELSEWHERE,
     PASS,
     Rig,
+    endpoint_slice,
     gnetset,
     gnp,
     hep,
@@ -442,13 +444,40 @@ def test_a_port_name_that_nobody_offers_matches_nothing():
     assert rig.contents.members(set_id) == frozenset()
 
 
-def test_a_rule_that_names_a_service_matches_nothing_here():
-    """5.2: etcd holds no Services."""
+def test_a_rule_follows_the_endpoints_of_its_service():
+    """5.2: destinations by address and port; empty, it is the policy's own namespace."""
     to_service = rule(destination=EntityRule(services=ServiceMatch(name="web")))
     policy = np("p", types=("Egress",), egress=(to_service, rule("Deny")))
-    rig = Rig(WEB, policy)
-    rules = rig.contents.policies[policy[0]].egress
-    assert [(item.index, item.unmatchable) for item in rules] == [(0, True), (1, False)]
+    slice_ = endpoint_slice("web-1", "web", "10.0.0.9", ports=[("TCP", 80)])
+    rig = Rig(WEB, policy, slice_, endpoint_slice("web-1", "web", "10.0.0.8", namespace="dev"))
+    (set_id,) = rig.contents.policies[policy[0]].egress[0].destination.ip_port_sets
+    assert rig.contents.members(set_id) == {"10.0.0.9,tcp,80"}
+    more = endpoint_slice("web-1", "web", "10.0.0.9", "fd00::9", ports=[("TCP", 80)])
+    assert rig.now(more) == [SetDelta(set_id, frozenset({"fd00::9,tcp,80"}), frozenset())]
+    rig.without(more)
+    assert rig.contents.members(set_id) == frozenset()
+
+
+def test_a_service_that_nobody_knows_matches_nothing():
+    """5.2: in etcd there are no Services, so this is what every rule about one comes to."""
+    from_service = rule(source=EntityRule(services=ServiceMatch(name="web")))
+    rig = Rig(WEB, np("p", ingress=(from_service,)))
+    (policy,) = rig.contents.policies.values()
+    (set_id,) = policy.ingress[0].source.sets
+    assert rig.contents.members(set_id) == frozenset()
+    rig.without(np("p"))
+    assert rig.contents.sets == {}
+
+
+def test_a_rule_about_http_is_kept_closed_and_said():
+    http = rule(http=HTTPMatch(methods=("GET",)))
+    policy, handed_down = np("p", ingress=(http,)), profile("kns.prod", ingress=(http,))
+    rig = Rig(WEB, policy, handed_down)
+    assert [item.unmatchable for item in rig.contents.policies[policy[0]].ingress] == [True]
+    assert set(rig.graph.notices) == {policy[0], handed_down[0]}
+    assert rig.graph.dump()["notices"].keys() == {str(policy[0]), str(handed_down[0])}
+    rig.now(np("p", ingress=ALLOW), PROD)
+    assert rig.graph.notices == {}
 
 
 # -- 5.3 types ----------------------------------------------------------------------------------

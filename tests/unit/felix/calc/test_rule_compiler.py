@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from felix.calc.rule_compiler import SetsById, check_rules, compile_rules
+from felix.calc.rule_compiler import ServiceDefinition, SetsById, check_rules, compile_rules
 from felix.intent import Action, CompiledRule, IcmpMatch, PortRange, SetKind
 from libcalico.errors import InvalidInput
-from libcalico.model import EntityRule, ICMPFields, RuleMetadata, ServiceMatch
+from libcalico.model import EntityRule, HTTPMatch, ICMPFields, RuleMetadata, ServiceMatch
 from libcalico.selector import parse
 from tests.support.calc import rule
 
@@ -99,7 +99,7 @@ def test_the_family_a_rule_is_for(fields, version):
         {"protocol": "ICMP", "destination": {"not_nets": ("fd00::/8",)}},
         {"source": {"nets": ("10.0.0.0/8",)}, "destination": {"nets": ("fd00::/8",)}},
         {"source": {"not_nets": ("0.0.0.0/0",)}},
-        {"destination": {"services": ServiceMatch(name="web")}},
+        {"source": {"not_nets": ("::/0",), "nets": ("fd00::/8",)}},
     ],
 )
 def test_a_rule_that_nothing_can_match_is_kept_as_such_and_needs_no_set(fields):
@@ -211,3 +211,32 @@ def test_check_refuses_what_compiling_would_whatever_the_namespace():
     for refuse in (check_rules, lambda rules, name: compile_rules(rules, name, {})):
         with pytest.raises(InvalidInput):
             refuse(good, unquotable)
+
+
+def test_a_destination_service_is_a_set_of_addresses_with_ports():
+    """R6."""
+    found, sets = compiled("prod", destination={"services": ServiceMatch(name="web")})
+    (set_id,) = found.destination.ip_port_sets
+    assert set_id.startswith("svc:")
+    assert sets == {set_id: ServiceDefinition(SetKind.IP_PORT, ("prod", "web"))}
+    assert found.destination.sets == ()
+
+
+def test_a_source_service_is_a_set_of_addresses_beside_the_selectors():
+    """R6."""
+    service = ServiceMatch(name="web", namespace="other")
+    found, sets = compiled(source={"services": service, "nets": ("10.0.0.0/8",)})
+    (set_id,) = found.source.sets
+    assert set_id.startswith("svcnoport:")
+    assert sets == {set_id: ServiceDefinition(SetKind.NET, ("other", "web"))}
+    assert (found.source.ip_port_sets, found.source.nets) == ((), ("10.0.0.0/8",))
+
+
+@pytest.mark.parametrize(
+    ("action", "matches"), [("Allow", False), ("Pass", False), ("Log", False), ("Deny", True)]
+)
+def test_a_rule_about_http_never_lets_through_more_than_it_says(action, matches):
+    """R5."""
+    found, sets = compiled(action=action, http=HTTPMatch(methods=("GET",)), protocol="TCP")
+    assert found.unmatchable is not matches
+    assert sets == {}

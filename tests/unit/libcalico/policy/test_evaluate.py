@@ -21,6 +21,7 @@ from libcalico.policy.evaluate import (
 )
 from libcalico.policy.packet import Direction, Packet
 from libcalico.policy.world import Failsafe, Settings, World, world_of
+from tests.support.calc import endpoint_slice
 
 WEB, DB, OTHER = "10.0.0.1", "10.0.0.2", "10.0.1.1"
 WEB6, DB6 = "fd00::1", "fd00::2"
@@ -374,7 +375,12 @@ MATCHES: list[tuple[str, dict[str, Any], Packet, bool]] = [
         Packet.tcp(DB, WEB, 80),
         False,
     ),
-    ("http is ignored", {"http": {"methods": ["GET"]}}, Packet.tcp(DB, WEB, 80), True),
+    (
+        "http is nothing a packet can show",
+        {"http": {"methods": ["GET"]}},
+        Packet.tcp(DB, WEB, 80),
+        False,
+    ),
 ]
 
 
@@ -675,6 +681,27 @@ def test_5_2_a_source_service_matches_addresses_only_and_an_unknown_one_nothing(
     assert to_web(world(policy(ingress=[rule]), services=SERVICES))
     assert not to_web(world(policy(ingress=[rule]), services=SERVICES), OTHER)
     assert not to_web(world(policy(ingress=[rule])))
+
+
+def test_5_2_services_are_read_from_their_endpoint_slices():
+    rule = {"action": "Allow", "destination": {"services": {"name": "web"}}}
+    _, web = endpoint_slice("web-1", "web", DB, ports=[("TCP", 5432)])
+    _, bare = endpoint_slice("web-2", "web", OTHER)
+    got = world(policy(types=["Egress"], egress=[rule]), web, bare)
+    assert allowed(got, Packet.tcp(WEB, DB, 5432))
+    assert not allowed(got, Packet.tcp(WEB, DB, 5433))
+    assert not allowed(got, Packet.tcp(WEB, OTHER, 5432)), "a slice without ports offers none"
+    source = {"action": "Allow", "source": {"services": {"name": "web"}}}
+    assert to_web(world(policy(ingress=[source]), bare), OTHER), "but has an address"
+
+
+def test_5_2_http_only_narrows_a_deny_that_cannot_be_narrowed_here():
+    """Allow with http lets nothing through, Deny with http denies all it may mean."""
+    http = {"http": {"methods": ["GET"]}}
+    deny = [{"action": "Deny"} | http, {"action": "Allow"}]
+    assert not to_web(world(policy(ingress=deny)))
+    passing = [{"action": "Pass"} | http, {"action": "Deny"}]
+    assert not to_web(world(policy(ingress=passing)))
 
 
 # -- 5.3 types ----------------------------------------------------------------------------------
