@@ -8,6 +8,7 @@ each gate is asked every 5 s for 30 s; 200 to 399 is ready. Asked at once first,
 from __future__ import annotations
 
 import asyncio
+import http.client
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Sequence
@@ -34,7 +35,7 @@ def _ask(url: str) -> str:
     except urllib.error.HTTPError as err:
         with err:
             status = err.code
-    except (OSError, ValueError) as err:
+    except (OSError, ValueError, http.client.HTTPException) as err:
         return str(err)
     return "" if 200 <= status < 400 else f"response code {status}"
 
