@@ -132,7 +132,7 @@ int main(int argc, char **argv)
 
     struct buffer input = {0}, block = {0}, request = {0}, answer = {0};
     if (read_all(0, &input, MAX_STDIN) < 0)
-        return 1;
+        return hand_over(plugin, argv, NULL);
     for (char **entry = environ; *entry; entry++)
         if (strncmp(*entry, "CNI_", 4) == 0) {
             if (block.size)

@@ -29,7 +29,11 @@ def main() -> int:
         return _probe(plugin)
     if not command:
         return _about()
-    stdin = _read_stdin()
+    try:
+        stdin = _read_stdin()
+    except OSError:
+        _refuse(b"", b"5", b"cannot read the network configuration from standard input")
+        return 1
     if len(stdin) > _MAX_STDIN_BYTES:
         _refuse(stdin, b"6", b"the network configuration is larger than a megabyte")
         return 1

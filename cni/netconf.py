@@ -11,7 +11,7 @@ as both.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -133,8 +133,7 @@ def parse(request: Request) -> NetConf:
     _check_the_rest(top)
     runtime = top.member("runtimeConfig")
     cni_args = top.member("args").member("cni")
-    mesos = top.member("args").member("org.apache.mesos").member("network_info").member("labels")
-    mesos_labels = _labels(mesos)
+    mesos_labels = _mesos_labels(top)
     labels = _labels(cni_args)
     namespace = mesos_labels.pop("projectcalico.org/namespace", "")
     labels |= {_sanitized(name): _sanitized(value) for name, value in mesos_labels.items()}
@@ -163,16 +162,29 @@ def parse(request: Request) -> NetConf:
 
 
 def parse_for_delete(request: Request) -> NetConf:
-    """Only what DEL needs: the mistake that made an ADD fail must not keep its pod from going."""
+    """Only what DEL needs, and of that what can be read: the mistake that made an ADD fail must not
+    keep its pod from going. Never raises: what is not as it should be counts as absent."""
     top = Members(request.config, "")
-    mesos = top.member("args").member("org.apache.mesos").member("network_info").member("labels")
     return NetConf(
         name=request.network,
-        ipam=IpamConfig(type=top.member("ipam").text("type")),
-        node=NodeConfig(name=top.text("nodename").strip()),
-        policy_type=top.member("policy").text("type"),
-        namespace=_labels(mesos).get("projectcalico.org/namespace", ""),
+        ipam=IpamConfig(type=readable(lambda: top.member("ipam").text("type"))),
+        node=NodeConfig(name=readable(lambda: top.text("nodename").strip())),
+        policy_type=readable(lambda: top.member("policy").text("type")),
+        namespace=readable(lambda: _mesos_labels(top).get("projectcalico.org/namespace", "")),
     )
+
+
+def readable(read: Callable[[], str]) -> str:
+    """What `read` finds, "" when that is of the wrong type."""
+    try:
+        return read()
+    except CniError:
+        return ""
+
+
+def _mesos_labels(top: Members) -> dict[str, str]:
+    info = top.member("args").member("org.apache.mesos").member("network_info")
+    return _labels(info.member("labels"))
 
 
 def _check_the_rest(top: Members) -> None:

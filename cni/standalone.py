@@ -15,6 +15,7 @@ import asyncio
 import os
 import sys
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from cni.agent import translate
 from cni.delete import DeleteOperation
 from cni.endpoints import EndpointStore
 from cni.journal import Journal
-from cni.netconf import Members
+from cni.netconf import Members, readable
 from cni.queue import DeleteQueue, delete_of
 from cni.skel import Answer, CniError, Code, Invocation, Verb
 from ipam.client import IpamClient
@@ -35,6 +36,7 @@ from libcalico.datastore.config import ConnectionConfig, connect, from_file, loa
 from libcalico.errors import DatastoreUnavailable, InvalidInput, SuiteError
 from libcalico.runtime import log, nodename, paths
 
+LOG = log.get(__name__)
 DEADLINE_S = 60.0
 _ETCD_MEMBERS = ("etcd_endpoints", "etcd_key_file", "etcd_cert_file", "etcd_ca_cert_file")
 
@@ -45,8 +47,13 @@ def main() -> int:
     if len(sys.argv) > 2:
         os.environ.setdefault("CALICO_LIB_DIR", sys.argv[2])
     environ = {name: value for name, value in os.environ.items() if name.startswith("CNI_")}
-    invocation = Invocation(plugin, environ, sys.stdin.buffer.read())
-    answer = asyncio.run(run(invocation, os.environ))
+    try:
+        invocation = Invocation(plugin, environ, sys.stdin.buffer.read())
+    except OSError as err:
+        error = CniError(Code.IO_FAILURE, f"cannot read standard input: {err.strerror}")
+        answer = skel.failure(error)
+    else:
+        answer = asyncio.run(run(invocation, os.environ))
     sys.stderr.buffer.write(answer.stderr)
     sys.stdout.buffer.write(answer.stdout)
     sys.stdout.flush()
@@ -54,7 +61,7 @@ def main() -> int:
 
 
 async def run(invocation: Invocation, environ: Mapping[str, str]) -> Answer:
-    """One invocation without felix. Never raises for what a runtime can send."""
+    """One invocation without felix. Never raises."""
     if invocation.environ.get("CNI_COMMAND") == Verb.VERSION.value:
         return skel.version_answer(invocation.stdin)
     try:
@@ -69,15 +76,23 @@ async def run(invocation: Invocation, environ: Mapping[str, str]) -> Answer:
         error = err
     except SuiteError as err:
         error = translate(err)
+    except Exception as err:  # noqa: BLE001 - a runtime reads no traceback: it gets the place
+        error = CniError(Code.INTERNAL, f"{type(err).__name__}: {err}", _place_of(err))
+        LOG.error("DEL failed unexpectedly", error=error)
     else:
         return skel.success()
     return skel.failure(error, skel.error_version(invocation.stdin))
 
 
+def _place_of(err: Exception) -> str:
+    last = traceback.extract_tb(err.__traceback__)[-1]
+    return f"{last.filename}:{last.lineno} in {last.name}"
+
+
 async def _delete(request: skel.Request, environ: Mapping[str, str]) -> None:
     try:
         datastore = connect(connection(request.config, environ))
-    except InvalidInput as err:
+    except (InvalidInput, CniError) as err:
         # The wire goes all the same (D3); felix knows where its datastore is, when it is back.
         datastore = cast(Datastore, _NoDatastore(f"no datastore is known here: {err}"))
     queue = DeleteQueue(paths.cni_queue_dir(environ))
@@ -130,11 +145,12 @@ def connection(config: Mapping[str, object], environ: Mapping[str, str]) -> Conn
 
 
 def node_of(config: Mapping[str, object], environ: Mapping[str, str]) -> str:
-    """The configuration's members, each before its equal in the rule of the whole node."""
+    """The configuration's members, each before its equal in the rule of the whole node; one that is
+    no text counts as absent, as in every DEL."""
     members = Members(config, "")
-    named = members.text("nodename")
-    file = members.text("nodename_file")
-    hostname = members.text("hostname")
+    named = readable(lambda: members.text("nodename"))
+    file = readable(lambda: members.text("nodename_file"))
+    hostname = readable(lambda: members.text("hostname"))
     return named or nodename.resolve(environ, file=Path(file) if file else None, hostname=hostname)
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -58,6 +59,8 @@ _SOMEWHERE = ("203.0.113.1", "2001:db8:ffff::1")
 LOOPBACK = 1
 PROC_SYS_NET = Path("/proc/sys/net")
 IFINDEX_GONE = (errno.ENODEV, errno.ENXIO)
+_NS_GET_NSTYPE = 0xB703  # linux/nsfs.h
+_CLONE_NEWNET = 0x40000000
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +192,7 @@ def _in_netns(wire: PodWire) -> Iterator[int]:
             Code.INVALID_NETNS, f"failed to open netns {wire.netns!r}: {err.strerror}"
         ) from err
     try:
+        _check_is_netns(netns_fd, wire.netns)
         yield netns_fd
     except ProgrammingFailed as err:
         raise CniError(
@@ -196,6 +200,16 @@ def _in_netns(wire: PodWire) -> Iterator[int]:
         ) from err
     finally:
         os.close(netns_fd)
+
+
+def _check_is_netns(netns_fd: int, netns: str) -> None:
+    """Source: ioctl_ns(2). What is no namespace at all does not know the question."""
+    try:
+        is_netns = fcntl.ioctl(netns_fd, _NS_GET_NSTYPE) == _CLONE_NEWNET
+    except OSError:
+        is_netns = False
+    if not is_netns:
+        raise CniError(Code.INVALID_NETNS, f"CNI_NETNS: {netns!r} is not a network namespace")
 
 
 def _create_pair(host: NetlinkSocket, wire: PodWire, netns_fd: int, mtu_bytes: int) -> None:

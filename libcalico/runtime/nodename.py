@@ -40,5 +40,5 @@ def resolve(environ: Mapping[str, str], *, file: Path | None = None, hostname: s
 def _stored(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
+    except (OSError, ValueError):
         return ""

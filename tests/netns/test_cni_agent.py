@@ -467,7 +467,8 @@ async def test_calico_ipam_serves_other_plugins(node, pod, tmp_path):
         (None, {"CNI_NETNS": ""}, 4),
         (None, {"CNI_COMMAND": "HOP"}, 4),
         (None, {"CNI_NETNS": "/run/netns/brn-no-such-namespace"}, 8),
-        (None, {"CNI_NETNS": "/etc/hostname"}, 100),
+        (None, {"CNI_NETNS": "/etc/hostname"}, 8),
+        (None, {"CNI_NETNS": "/proc/self/ns/mnt"}, 8),
         (b'{"cniVersion": "1.0.0", "name": "net", "mtu": "x"}', {}, 7),
         (b'{"cniVersion": "1.0.0", "name": "net"}', {}, 7),
     ],
@@ -531,6 +532,27 @@ async def test_a_felix_that_ends_before_it_has_answered_is_one_that_is_not_there
     async with await asyncio.start_unix_server(end_early, path):
         for verb, code in (("ADD", 11), ("STATUS", 50)):
             assert (await _run_client(tmp_path, verb))["code"] == code
+
+
+async def test_standard_input_that_cannot_be_read_is_code_5(node, tmp_path):
+    async with agent_node(node, tmp_path) as agent:
+        for bin_dir in (agent.bin_dir, tmp_path / "alone"):
+            absent = tmp_path / "absent.sock"
+            if bin_dir != agent.bin_dir:
+                install.install(
+                    bin_dir, None, socket_path=absent, lib_dir=tmp_path / "lib", conflist=b""
+                )
+            write_only = os.open(os.devnull, os.O_WRONLY)
+            process = await asyncio.create_subprocess_exec(
+                str(bin_dir / "calico"),
+                env={"CNI_COMMAND": "DEL"},
+                stdin=write_only,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            os.close(write_only)
+            stdout, stderr = await process.communicate()
+            assert (process.returncode, json.loads(stdout)["code"], stderr) == (1, 5, b"")
 
 
 async def _run_client(folder: Path, verb: str) -> dict:
