@@ -7,7 +7,7 @@ process (no executable is run); any other type is delegated to (cni.delegate).
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -19,8 +19,9 @@ from cni.skel import CniError, Code, Request
 from ipam import pools
 from ipam.client import IpamClient
 from ipam.client.sticky import Bound
-from ipam.requests import PLUGIN_ATTRIBUTE, WORKLOAD, AssignIP, AutoAssign
+from ipam.requests import PLUGIN_ATTRIBUTE, WORKLOAD, AssignIP, AutoAssign, Release
 from libcalico.errors import AlreadyExists, NotFound, PoolExhausted
+from libcalico.net import parse_ip
 
 
 class AddressManager(Protocol):
@@ -38,6 +39,10 @@ class AddressManager(Protocol):
 
     async def release_handle(self, handle_id: str) -> None:
         """As `release`, of our own IPAM, without the request: for a DEL that was queued."""
+        ...
+
+    async def release_but(self, handle_id: str, kept: Sequence[str]) -> None:
+        """As `release_handle`, but for these addresses."""
         ...
 
     async def held(self, handle_id: str) -> tuple[str, ...]:
@@ -157,6 +162,14 @@ class Addresses:
         except NotFound:
             # Never assigned, or released by an earlier DEL.
             return
+
+    async def release_but(self, handle_id: str, kept: Sequence[str]) -> None:
+        if not kept:
+            await self.release_handle(handle_id)
+            return
+        gone = [text for text in await self.held(handle_id) if text not in kept]
+        wishes = [Release(address=parse_ip(text), handle_id=handle_id) for text in gone]
+        (await self._ipam.release_ips(wishes)).raise_failed()
 
     async def held(self, handle_id: str) -> tuple[str, ...]:
         try:

@@ -4,7 +4,7 @@ Layer: edge. Hosted by felix.daemon, which gives it an EndpointProgrammer (cni.p
 connection.
 
   G1  requests for one attachment (container, interface) run one after the other; different ones
-      run at once;
+      run at once; those of calico-ipam for one container, whose interfaces share an IPAM handle;
   G2  a client that closes its socket was killed by its runtime: its request is cancelled, which
       rolls it back (A2), and a DEL that follows in the same millisecond waits for that;
   G3  only root, or the user felix runs as, is served (peer credentials; the socket is 0600);
@@ -41,9 +41,13 @@ from cni.status import StatusOperation
 from cni.threads import to_the_end
 from cni.wire import RequestReader, pack_answer
 from libcalico.errors import (
+    AlreadyExists,
+    Conflict,
     Exhausted,
     InvalidInput,
+    NotFound,
     ProgrammingFailed,
+    Stale,
     SuiteError,
     Transient,
     Unauthorized,
@@ -179,9 +183,11 @@ class Agent:
 
     async def _dispatch(self, request: Request) -> Answer:
         if request.plugin == IPAM_PLUGIN:
-            run = IpamPlugin(self._addresses, self._programmer, self._queue).run
+            run = IpamPlugin(self._addresses, self._store, self._programmer, self._queue).run
+            attachment = (request.container_id, "")
         else:
             run = self._run_calico
+            attachment = (request.container_id, request.ifname)
         if request.verb in (Verb.STATUS, Verb.GC):
             return await _finished(run, request)
         # Our own namespace is the host's, whatever CNI_NETNS_OVERRIDE says of the executable's: a
@@ -189,7 +195,7 @@ class Agent:
         is_own = veth.is_own_namespace(request.netns)
         if is_own and request.verb is not Verb.DEL:
             raise _own_namespace()
-        async with self._locks.held((request.container_id, request.ifname)):
+        async with self._locks.held(attachment):
             if request.verb is Verb.ADD and self._replayer is not None:
                 await self._replayer.settle(request.network, request.container_id)
             answer = await _finished(run, request)
@@ -281,6 +287,12 @@ def translate(error: SuiteError) -> CniError:
         return CniError(
             Code.TRY_AGAIN_LATER, "the datastore or the kernel did not answer", str(error)
         )
+    if isinstance(error, NotFound):
+        said = "something the pod needs is gone from the datastore"
+        return CniError(Code.TRY_AGAIN_LATER, said, str(error))
+    if isinstance(error, AlreadyExists | Conflict | Stale):
+        said = "another request was quicker, or the address is taken"
+        return CniError(Code.TRY_AGAIN_LATER, said, str(error))
     if isinstance(error, InvalidInput):
         return CniError(Code.INVALID_CONFIG, str(error))
     if isinstance(error, Exhausted):

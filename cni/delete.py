@@ -36,7 +36,7 @@ from libcalico.runtime import log
 LOG = log.get(__name__)
 # For each of the two parts. A runtime waits for minutes, but not for ever; a datastore that drops
 # packets costs ten seconds a call.
-_PATIENCE_S = 15.0
+PATIENCE_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class DeleteOperation:
             await self.addresses.release(request, conf, workload.handle_id)
         elif problem is None:
             try:
-                async with asyncio.timeout(_PATIENCE_S):
+                async with asyncio.timeout(PATIENCE_S):
                     await self.addresses.release(request, conf, workload.handle_id)
             except (*AWAY, *UNREADABLE) as err:
                 problem = err
@@ -81,7 +81,7 @@ class DeleteOperation:
     async def _forget_or_retract(self, workload: Workload) -> tuple[list[Stored], Exception | None]:
         """What was this container's, and why its record is still in the datastore (D3)."""
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(PATIENCE_S):
                 return await self._forget(workload), None
         except AWAY as err:
             mine = self._of_this_container(workload, self.store.recall(workload))

@@ -7,7 +7,7 @@ Layer: edge. Made by cni.offline, for one request each; its page says what they 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from cni.addresses import Addresses, is_delegated
@@ -155,6 +155,9 @@ class OfflineAddresses:
                 raise _refused("the container's former pod is being recorded")
             await in_thread(partial(self._journal.remove, entry))
         self._reserve.put_back(holder_of(handle_id, of.ifname), is_safe=True)
+
+    async def release_but(self, handle_id: str, kept: Sequence[str]) -> None:
+        await self._real.release_but(handle_id, kept)
 
     async def held(self, handle_id: str) -> tuple[str, ...]:
         return ()
