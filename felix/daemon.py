@@ -48,6 +48,7 @@ from felix.daemon_status import ReportOptions, StatusFiles, StatusReporter, stat
 from felix.dataplane.loop import CycleReport
 from felix.dataplane.status_mgr import StatusSink
 from felix.endpoint_programmer import FelixProgrammer, ProgrammerParts
+from felix.intent import Intent
 from libcalico.datastore.api import Datastore
 from libcalico.datastore.config import connect
 from libcalico.errors import ConfigError, RestartRequired, SuiteError
@@ -179,7 +180,7 @@ class Felix:
         )
         self.feed = GraphFeed(
             self.graph,
-            self.dataplane.loop.on_intents,
+            self._deliver,
             clock=process.clock,
             is_alive=self._on_feed_alive,
         )
@@ -200,10 +201,14 @@ class Felix:
         self.syncer = WatchSyncer(
             edges.datastore,
             PREFIXES,
-            FanOut(watcher, self.facts, self.feed),
+            FanOut(watcher, self.facts, self.dataplane.policies, self.feed),
             clock=process.clock,
         )
         self.cni = build_cni(edges.datastore, self.facts, self.programmer, local, process)
+
+    def _deliver(self, intents: Sequence[Intent]) -> None:
+        self.dataplane.loop.on_intents(intents)
+        self.dataplane.policies.on_published()
 
     def _sinks(self, config: FelixConfig) -> list[StatusSink]:
         sinks: list[StatusSink] = [self._reporter]
@@ -228,6 +233,7 @@ class Felix:
         process.dumps.register("graph", self.graph.dump)
         process.dumps.register("story", self.graph.story)
         process.dumps.register("dataplane", loop.dump)
+        process.dumps.register("policies", self.dataplane.policies.dump)
         process.dumps.register("endpoints", self.dataplane.endpoints.dump)
         process.dumps.register("status", self.dataplane.status.dump)
         process.dumps.register("conntrack", self.dataplane.conntrack.dump)
@@ -270,6 +276,13 @@ class Felix:
         endpoints = self.dataplane.endpoints
         numbers.gauge_from(
             "felix_active_local_endpoints", "Workloads of this node.", lambda: endpoints.count
+        )
+        policies = self.dataplane.policies
+        policies.add_listener(numbers.policy_programmed)
+        numbers.gauge_from(
+            "felix_staged_policies",
+            "Staged policies that select a workload of this node.",
+            lambda: policies.staged_count,
         )
         stats, live = self.syncer.stats, self._local.live
         numbers.gauge_from(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from felix.config import FelixConfig
@@ -23,8 +24,11 @@ from felix.dataplane.loop import CycleReport, Dataplane, DataplaneParts, Stage
 from felix.dataplane.manager import InterfaceListener
 from felix.dataplane.nft_port import NftPort
 from felix.dataplane.nft_table import NftTable
+from felix.dataplane.nft_wanted import WantedRuleset
 from felix.dataplane.nft_wiring import nft_dataplane
 from felix.dataplane.ownership import ROUTING_DAEMON_PROTOCOLS, RouteOwnership
+from felix.dataplane.policy_mgr import DIRECTIONS
+from felix.dataplane.policy_report import PolicyReport
 from felix.dataplane.ports import (
     ConntrackPort,
     EventPort,
@@ -44,7 +48,9 @@ from felix.kernel.nft import NftKernel
 from felix.kernel.shaping import KernelShaping
 from felix.kernel.sysctl import ProcSysctl
 from felix.kernel.worker import KernelWorker
+from felix.rules.names import policy_chain
 from felix.rules.settings import RuleSettings
+from libcalico.model.keys import ResourceKey
 from libcalico.netlink import NetlinkSocket
 from libcalico.runtime import log
 from libcalico.runtime.clock import Clock
@@ -105,6 +111,7 @@ class NodeDataplane:
     status: StatusManager
     conntrack: ConntrackTable
     uplinks: Uplinks
+    policies: PolicyReport
 
 
 def build_dataplane(
@@ -127,6 +134,7 @@ def build_dataplane(
     endpoints = EndpointManager(routes, sysctls, conntrack, shaping, settings=settings)
     status = StatusManager(endpoints, sinks)
     links = LinkMonitor(ports.links)
+    policies = PolicyReport(partial(_is_policy_refused, nft.table.wanted), clock=clock)
     uplinks = Uplinks(config.mtu_iface_pattern, config.interface_prefixes)
     listeners: list[InterfaceListener] = [*routes, endpoints, status, uplinks]
     for listener in listeners:
@@ -135,7 +143,7 @@ def build_dataplane(
     tables = routes if settings.programs_routes else []
     loop = Dataplane(
         DataplaneParts(
-            managers=[*nft.managers, endpoints, status, GapNotices()],
+            managers=[*nft.managers, endpoints, status, policies, GapNotices()],
             stages=[
                 Stage(nft.table, config.nftables_refresh_interval_s, is_vital=True),
                 Stage(sysctls, config.interface_refresh_interval_s),
@@ -158,4 +166,10 @@ def build_dataplane(
             conntrack.on_cycle()
 
     loop.add_observer(on_cycle)
-    return NodeDataplane(loop, endpoints, nft.table, status, conntrack, uplinks)
+    loop.add_observer(policies.on_cycle)
+    return NodeDataplane(loop, endpoints, nft.table, status, conntrack, uplinks, policies)
+
+
+def _is_policy_refused(wanted: WantedRuleset, key: ResourceKey) -> bool:
+    names = (policy_chain(d, key.kind, key.namespace, key.name) for d in DIRECTIONS)
+    return any(map(wanted.is_refused_chain, names))

@@ -114,6 +114,10 @@ class FelixMetrics:
             "felix_dataplane_update_latency_seconds",
             "From the oldest intent of a cycle to the end of that cycle.",
         )
+        self._programming = metrics.latency(
+            "felix_policy_programming_seconds",
+            "From the arrival of a policy change to the kernel's acknowledgement.",
+        )
         self._written = metrics.counter(
             "felix_dataplane_writes", "Objects written to the kernel.", ["driver"]
         )
@@ -127,6 +131,9 @@ class FelixMetrics:
             "felix_dataplane_deferred", "Objects that wait for something.", ["driver"]
         )
         self._metrics = metrics
+
+    def policy_programmed(self, took_s: float) -> None:
+        self._programming.observe(took_s)
 
     def gauge_from(self, name: str, doc: str, function: Callable[[], float]) -> None:
         self._metrics.gauge_from(name, doc, function)

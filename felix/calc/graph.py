@@ -225,6 +225,20 @@ class CalcGraph:
         """The local endpoints that a policy selects, staged policies too: for reports."""
         return sorted(self._active.endpoints_of(policy))
 
+    def staged(self) -> dict[str, dict[str, object]]:
+        """What each staged policy of this node would govern: it is computed, and not enforced."""
+        return {
+            str(policy.key): {
+                "revision": policy.revision,
+                "tier": policy.tier,
+                "ingress_rules": len(policy.ingress),
+                "egress_rules": len(policy.egress),
+                "endpoints": [str(key) for key in self.endpoints_of(policy.key)],
+            }
+            for policy in self._sequencer.policies.all_sent()
+            if policy.staged
+        }
+
     def story(self, text: str = "") -> list[tuple[int, str, str]]:
         """(flush, intent, object) of the last intents whose object contains `text`."""
         return [entry for entry in self._story if text in entry[2]]
@@ -244,6 +258,7 @@ class CalcGraph:
             "tiers": self._resolver.dump(),
             "pools": self._pools.dump(),
             "handed_out": self._sequencer.dump(),
+            "staged": self.staged(),
             "held": self._overlay.dump(),
             "invalid": self._filter.dump(),
             "notices": {str(key): why for key, why in self.notices.items()},

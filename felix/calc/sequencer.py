@@ -13,7 +13,7 @@ Source: Calico felix/calc/event_sequencer.go.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from felix.calc.address_sets import SetChanges
@@ -56,6 +56,9 @@ class _Stream(Generic[K, M]):
 
     def sent(self, key: K) -> M | None:
         return self._sent.get(key)
+
+    def all_sent(self) -> Iterable[M]:
+        return self._sent.values()
 
     def updates(self) -> Iterator[Intent]:
         for key, message in self._pending.items():

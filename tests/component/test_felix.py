@@ -472,6 +472,39 @@ async def test_the_state_dump_holds_every_part(world):
     async with world.running():
         await world.settled()
         dump = world.process.dumps.collect()
-    assert {"syncer", "graph", "story", "dataplane", "endpoints", "status", "cni"} <= dump.keys()
+    parts = {"syncer", "graph", "story", "dataplane", "policies", "endpoints", "status", "cni"}
+    assert parts <= dump.keys()
     assert all("error" not in part for part in dump.values() if isinstance(part, dict))
     assert "here-k8s-a-eth0" in json.dumps(dump["endpoints"])
+
+
+# -- how policies are reported -----------------------------------------------------------------
+
+
+async def test_a_policy_change_is_measured_until_the_kernel_has_it(world):
+    two_pods(world)
+    took: list[float] = []
+    async with world.running():
+        policies = world.felix.dataplane.policies
+        policies.add_listener(took.append)
+        world.store(DENY_TO_B)
+        await world.until(lambda: took)
+        assert not passes(world)
+        (entry,) = world.datastore.snapshot(path_of(DENY_TO_B[0]))
+        assert policies.dump()["in_force"] == {str(DENY_TO_B[0]): entry.mod_revision}
+        world.erase(DENY_TO_B)
+        await world.until(lambda: len(took) == 2)
+        assert passes(world)
+        assert policies.dump()["in_force"] == {}
+
+
+async def test_a_staged_policy_is_reported_and_stops_nothing(world):
+    two_pods(world)
+    staged = calc.snp("no", selector="app == 'b'", ingress=(calc.rule("Deny"),), types=("Ingress",))
+    async with world.running():
+        world.store(staged)
+        await world.until(lambda: world.felix.dataplane.policies.staged_count)
+        await world.settled()
+        assert passes(world)
+        (told,) = world.felix.graph.dump()["staged"].values()
+        assert [name for name in told["endpoints"] if "k8s-b" in name]

@@ -45,6 +45,13 @@ def test_a_cycle_is_counted_by_driver_and_an_idle_one_is_not_timed():
     assert "felix_seven 7.0" in found
 
 
+def test_the_time_a_policy_took_is_a_histogram():
+    metrics = Metrics(process=False)
+    FelixMetrics(metrics).policy_programmed(0.03)
+    assert "felix_policy_programming_seconds_sum 0.03" in lines(metrics)
+    assert 'felix_policy_programming_seconds_bucket{le="0.05"} 1.0' in lines(metrics)
+
+
 async def test_a_felix_that_waits_for_its_datastore_is_alive_and_not_ready():
     clock = FakeClock()
     health = FelixHealth(configured(), clock=clock)

@@ -516,6 +516,20 @@ def test_a_staged_policy_is_handed_out_but_governs_nothing():
     assert rig.graph.endpoints_of(staged[0]) == [WEB[0]]
 
 
+def test_the_dump_says_whom_a_staged_policy_would_govern():
+    staged = snp("p", tier="early", types=("Ingress",), ingress=(*ALLOW, *DENY))
+    rig = Rig(WEB, FE, staged, snp("elsewhere", namespace="dev"), np("enforced"))
+    assert rig.graph.dump()["staged"] == {
+        str(staged[0]): {
+            "revision": 4,
+            "tier": "early",
+            "ingress_rules": 2,
+            "egress_rules": 0,
+            "endpoints": [str(WEB[0])],
+        }
+    }
+
+
 @pytest.mark.parametrize("action", ["Delete", "Ignore"])
 def test_a_staged_policy_that_says_nothing_is_not_handed_out(action):
     rig = Rig(WEB, snp("s", staged_action=action))
