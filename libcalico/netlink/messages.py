@@ -159,6 +159,22 @@ def parse_attrs(body: memoryview, offset: int) -> dict[int, memoryview]:
     return found
 
 
+def find_attrs(body: memoryview, offset: int, wanted: frozenset[int]) -> dict[int, memoryview]:
+    """Of parse_attrs, only the `wanted` types: a link has forty attributes, of which few matter."""
+    found: dict[int, memoryview] = {}
+    end = len(body)
+    unpack = _ATTR.unpack_from
+    while offset + 4 <= end:
+        length, attr_type = unpack(body, offset)
+        if length < 4 or offset + length > end:
+            raise WireError(f"netlink attribute {attr_type} of {length} bytes at {offset} of {end}")
+        attr_type &= _NLA_TYPE_MASK
+        if attr_type in wanted:
+            found[attr_type] = body[offset + 4 : offset + length]
+        offset += (length + 3) & ~3
+    return found
+
+
 def iter_attrs(body: memoryview, offset: int = 0) -> Iterator[tuple[int, memoryview]]:
     """Like parse_attrs, for lists in which a type repeats."""
     end = len(body)
@@ -187,7 +203,7 @@ def read_text(value: memoryview) -> str:
 
 
 def read_mac(value: memoryview) -> str:
-    return ":".join(f"{octet:02x}" for octet in value)
+    return value.hex(":")
 
 
 def pack_mac(mac: str) -> bytes:

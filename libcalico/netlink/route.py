@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import enum
 import errno
+import functools
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,11 +41,11 @@ from libcalico.netlink.messages import (
     Request,
     attr,
     attr_u32,
+    find_attrs,
     iter_attrs,
     message,
     pack_address,
     pack_prefix,
-    parse_attrs,
     read_address,
     read_s32,
     read_u32,
@@ -54,11 +55,26 @@ RTM_NEWROUTE, RTM_DELROUTE, RTM_GETROUTE = 24, 25, 26
 
 # family, dst_len, src_len, tos, table, protocol, scope, type, flags
 _RTMSG = struct.Struct("=BBBBBBBBI")
+RTMSG_BYTES = _RTMSG.size
 _RTNEXTHOP = struct.Struct("=HBBi")  # length, flags, hops (weight - 1), ifindex
 _U16 = struct.Struct("=H")
 
 RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_PREFSRC = 1, 4, 5, 6, 7
 RTA_METRICS, RTA_MULTIPATH, RTA_TABLE, RTA_VIA = 8, 9, 15, 18
+
+# What `Route` shows.
+_OF_A_ROUTE = frozenset(
+    {
+        RTA_DST,
+        RTA_OIF,
+        RTA_GATEWAY,
+        RTA_PRIORITY,
+        RTA_PREFSRC,
+        RTA_MULTIPATH,
+        RTA_TABLE,
+        RTA_VIA,
+    }
+)
 
 _RTNH_F_DEAD, _RTNH_F_ONLINK, _RTNH_F_LINKDOWN = 0x1, 0x4, 0x10
 RTM_F_CLONED = 0x200
@@ -83,6 +99,7 @@ class RouteType(enum.IntEnum):
     THROW = 9
 
 
+_TYPE_BY_NUMBER = {int(one): one for one in RouteType}
 # Types that send a packet nowhere, hence have no next hop.
 _WITHOUT_NEXTHOP = frozenset(
     {RouteType.BLACKHOLE, RouteType.UNREACHABLE, RouteType.PROHIBIT, RouteType.THROW}
@@ -98,6 +115,10 @@ class NextHop:
     is_onlink: bool = False
     weight: int = 1
     is_dead: bool = field(default=False, compare=False)
+
+
+# Many routes share one: a value, so the same object will do.
+_next_hop = functools.lru_cache(maxsize=4096)(NextHop)
 
 
 class Route(Struct, frozen=True, gc=False):
@@ -230,14 +251,14 @@ def parse_route(received: Message, *, include_cloned: bool = False) -> Route | N
     family, dst_len, _, tos, table, protocol, scope, kind, flags = _RTMSG.unpack_from(body)
     if family not in ADDRESS_BYTES or (flags & RTM_F_CLONED and not include_cloned):
         return None
-    attrs = parse_attrs(body, _RTMSG.size)
+    attrs = find_attrs(body, _RTMSG.size, _OF_A_ROUTE)
     dst = attrs.get(RTA_DST)
     table_attr, metric = attrs.get(RTA_TABLE), attrs.get(RTA_PRIORITY)
     source = attrs.get(RTA_PREFSRC)
     return Route(
         dst=f"{read_address(family, dst if dst is not None else _ANY[family])}/{dst_len}",
         nexthops=_parse_nexthops(family, kind, flags, attrs),
-        type=RouteType(kind) if kind <= RouteType.THROW else RouteType.UNSPEC,
+        type=_TYPE_BY_NUMBER.get(kind, RouteType.UNSPEC),
         protocol=protocol,
         scope=scope,
         metric=0 if metric is None else read_u32(metric),
@@ -352,7 +373,7 @@ def _parse_nexthops(
     if oif is None and not gateway:
         return ()
     ifindex = 0 if oif is None else read_s32(oif)
-    return (NextHop(ifindex, gateway, bool(flags & _RTNH_F_ONLINK), 1, _is_dead(flags)),)
+    return (_next_hop(ifindex, gateway, bool(flags & _RTNH_F_ONLINK), 1, _is_dead(flags)),)
 
 
 def _parse_multipath(family: int, multipath: memoryview) -> tuple[NextHop, ...]:
@@ -365,7 +386,7 @@ def _parse_multipath(family: int, multipath: memoryview) -> tuple[NextHop, ...]:
         attrs = dict(iter_attrs(multipath[offset + _RTNEXTHOP.size : offset + length]))
         gateway = _parse_gateway(family, attrs)
         onlink = bool(flags & _RTNH_F_ONLINK)
-        hops.append(NextHop(ifindex, gateway, onlink, weight + 1, _is_dead(flags)))
+        hops.append(_next_hop(ifindex, gateway, onlink, weight + 1, _is_dead(flags)))
         offset += (length + 3) & ~3
     return tuple(hops)
 

@@ -21,8 +21,10 @@ import errno
 import ipaddress
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import structs
 
 from libcalico.errors import DumpInterrupted, ProgrammingFailed
 from libcalico.netlink import (
@@ -125,12 +127,12 @@ class FakeKernel:
     ) -> None:
         link = self.link(name)
         if mtu_bytes is not None:
-            link = replace(link, mtu_bytes=mtu_bytes)
+            link = structs.replace(link, mtu_bytes=mtu_bytes)
         now_up = link.is_up if is_up is None else is_up
         carrier = link.has_carrier if has_carrier is None else has_carrier
         if link.is_up and not now_up:
             self._flush_routes(link.ifindex)
-        self._store_link(replace(link, is_up=now_up, has_carrier=now_up and carrier))
+        self._store_link(structs.replace(link, is_up=now_up, has_carrier=now_up and carrier))
 
     def delete_link(self, name: str) -> None:
         link = self.link(name)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from contextlib import suppress
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +14,15 @@ from libcalico.errors import WireError
 from libcalico.netlink.addr import Address, parse_address, set_address
 from libcalico.netlink.events import decode_event
 from libcalico.netlink.link import parse_link
-from libcalico.netlink.messages import HEADER, iter_messages, message, parse_error
+from libcalico.netlink.messages import (
+    HEADER,
+    attr,
+    find_attrs,
+    iter_messages,
+    message,
+    parse_attrs,
+    parse_error,
+)
 from libcalico.netlink.neigh import parse_neighbour
 from libcalico.netlink.qdisc import parse_filter, parse_qdisc
 from libcalico.netlink.route import (
@@ -126,6 +136,26 @@ def test_no_input_does_more_than_raise_a_wire_error(kind, flags, head, tail):
             parse(one)
     with suppress(WireError):
         decode_event(one)
+
+
+ATTRS = st.lists(st.tuples(st.integers(0, 0xFFFF), st.binary(max_size=12)), max_size=8).map(
+    lambda pairs: b"".join(attr(kind, payload) for kind, payload in pairs)
+)
+
+
+@given(ATTRS | st.binary(max_size=80), st.frozensets(st.integers(0, 0x3FFF) | st.integers(0, 9)))
+def test_attributes_looked_for_are_those_of_a_full_reading(data, wanted):
+    body = memoryview(data)
+    try:
+        everything = parse_attrs(body, 0)
+    except WireError as err:
+        with pytest.raises(WireError, match=re.escape(str(err))):
+            find_attrs(body, 0, wanted)
+        return
+    wanted |= set(list(everything)[::2])
+    assert find_attrs(body, 0, wanted) == {
+        kind: value for kind, value in everything.items() if kind in wanted
+    }
 
 
 @given(st.binary(max_size=200))

@@ -17,6 +17,7 @@ from libcalico.netlink.messages import (
     attr_u8,
     attr_u16,
     attr_u32,
+    find_attrs,
     iter_attrs,
     iter_messages,
     message,
@@ -79,8 +80,20 @@ def test_the_last_of_a_repeated_attribute_wins_and_iter_attrs_shows_them_all():
     assert [(t, read_u32(v)) for t, v in iter_attrs(body)] == [(1, 7), (1, 8)]
 
 
+def test_only_what_is_looked_for_is_found_and_again_the_last_wins():
+    body = memoryview(b"head" + attr_u32(1, 7) + nested(2, attr_u32(5, 9)) + attr_u32(1, 8))
+    found = find_attrs(body, 4, frozenset({1, 2, 3}))
+    assert (set(found), read_u32(found[1])) == ({1, 2}, 8)
+    assert set(find_attrs(body, 4, frozenset({3}))) == set()
+
+
 @pytest.mark.parametrize(
-    "parse", [lambda body: parse_attrs(body, 0), lambda b: list(iter_attrs(b))]
+    "parse",
+    [
+        lambda body: parse_attrs(body, 0),
+        lambda body: find_attrs(body, 0, frozenset()),
+        lambda body: list(iter_attrs(body)),
+    ],
 )
 @pytest.mark.parametrize("length", [0, 3, 9, 65535])
 def test_an_attribute_length_that_does_not_fit_is_refused(parse, length):
