@@ -36,6 +36,7 @@ from libcalico.netlink import (
     Route,
     RouteEvent,
     RouteFilter,
+    RouteInterest,
     list_addresses,
     list_links,
     list_routes,
@@ -64,7 +65,12 @@ class KernelSide:
         self._rib = rib
         self._loop = events
         self._socket = NetlinkSocket()
-        self._stream = EventStream(*_GROUPS)
+        self._stream = EventStream(
+            *_GROUPS,
+            interest=RouteInterest(
+                config.kernel.table, own_ports=frozenset({self._socket.port_id})
+            ),
+        )
         self._host = HostView(
             table=config.kernel.table,
             own_protocol=config.kernel.protocol,
@@ -160,12 +166,9 @@ class KernelSide:
         self._list_at = max(self._list_at, now + LISTING_PAUSE_S)
 
     def _read_events(self) -> None:
-        ours = self._socket.port_id
         for event in self._stream.read():
             if isinstance(event, Overrun):
                 self._needs_listing = True
-                continue
-            if event.origin == ours:
                 continue
             if isinstance(event, RouteEvent):
                 self.writer.notice(event)

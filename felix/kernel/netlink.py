@@ -16,18 +16,17 @@ from felix.dataplane.ports import RouteWrite
 from felix.kernel.worker import KernelWorker
 from libcalico.errors import ProgrammingFailed
 from libcalico.netlink import (
+    TABLE_MAIN,
     Address,
-    AddressEvent,
     Event,
     EventStream,
     Group,
     Link,
-    LinkEvent,
     NetlinkSocket,
-    Overrun,
     Request,
     Route,
     RouteFilter,
+    RouteInterest,
     RouteTemplate,
     delete_route,
     list_addresses,
@@ -118,28 +117,19 @@ class KernelLinks:
 
 
 class KernelEvents:
-    """EventPort: everybody's changes but those that `own_ports` made.
+    """EventPort: links, addresses and the main table's routes, except those `own_ports` wrote.
 
     `skip_protocols`: route protocols not worth decoding, unless such a route replaced another."""
 
     def __init__(self, own_ports: frozenset[int], skip_protocols: frozenset[int]) -> None:
-        self._own_ports = own_ports
-
-        def interest(protocol: int, is_replacement: bool) -> bool:
-            return is_replacement or protocol not in skip_protocols
-
+        interest = RouteInterest(TABLE_MAIN, skip_protocols, own_ports)
         self._stream = EventStream(*_GROUPS, interest=interest)
 
     async def wait(self) -> None:
         await self._stream.wait()
 
     def read(self) -> list[Event]:
-        return [event for event in self._stream.read() if self._is_foreign(event)]
-
-    def _is_foreign(self, event: Event) -> bool:
-        if isinstance(event, Overrun | LinkEvent | AddressEvent):
-            return True
-        return event.origin not in self._own_ports
+        return self._stream.read()
 
     def close(self) -> None:
         self._stream.close()

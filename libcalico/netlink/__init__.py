@@ -26,6 +26,7 @@ from libcalico.netlink.events import (
     LinkEvent,
     Overrun,
     RouteEvent,
+    RouteInterest,
 )
 from libcalico.netlink.link import (
     Link,
@@ -113,6 +114,7 @@ __all__ = [
     "Route",
     "RouteEvent",
     "RouteFilter",
+    "RouteInterest",
     "RouteTemplate",
     "RouteType",
     "TokenBucket",

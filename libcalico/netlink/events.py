@@ -8,7 +8,8 @@ listing made *after* it was read, nothing was missed.
 
 Every event carries `origin`, the port id of the socket whose request caused it (0: the kernel
 itself), so that a writer can recognise its own writes. A route event is filtered on its header
-before it is decoded: a full BGP table being written costs about half a microsecond an event.
+before it is decoded (`RouteInterest`): a full BGP table being written costs about half a
+microsecond an event, and so do the routes of the local table that come with every new interface.
 """
 
 from __future__ import annotations
@@ -17,22 +18,37 @@ import asyncio
 import enum
 import errno
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from libcalico.errors import ProgrammingFailed
 from libcalico.netlink.addr import RTM_DELADDR, RTM_NEWADDR, Address, parse_address
 from libcalico.netlink.link import RTM_DELLINK, RTM_NEWLINK, Link, parse_link
-from libcalico.netlink.messages import NLM_F_REPLACE, Message, iter_messages
+from libcalico.netlink.messages import (
+    NLM_F_REPLACE,
+    Message,
+    find_attrs,
+    iter_messages,
+    read_u32,
+)
 from libcalico.netlink.namespace import run_in_namespace
-from libcalico.netlink.route import RTM_DELROUTE, RTM_NEWROUTE, Route, parse_route
+from libcalico.netlink.route import (
+    RTA_TABLE,
+    RTM_DELROUTE,
+    RTM_NEWROUTE,
+    RTMSG_BYTES,
+    Route,
+    parse_route,
+)
 
 _SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP = 270, 1
 _SO_RCVBUFFORCE = 33
 _BUFFER_BYTES = 8 << 20
 _RECEIVE_BYTES = 64 << 10
 _MAX_DATAGRAMS = 512
-_PROTOCOL_AT = 5  # in struct rtmsg
+_TABLE_AT, _PROTOCOL_AT = 4, 5  # in struct rtmsg
+# Of a table above 255 the header says RT_TABLE_COMPAT (or nothing), RTA_TABLE the number.
+_TABLE_IN_ATTRIBUTE = frozenset({0, 252})
+_TABLE_ATTRIBUTE = frozenset({RTA_TABLE})
 
 
 class Group(enum.IntEnum):
@@ -75,15 +91,39 @@ class Overrun:
 
 
 Event = LinkEvent | RouteEvent | AddressEvent | Overrun
-RouteInterest = Callable[[int, bool], bool]  # (protocol, is_replacement) -> decode it?
+
+
+@dataclass(frozen=True, slots=True)
+class RouteInterest:
+    """Which route notifications are worth decoding; the others are passed over.
+
+    `table`: only this one (0: any). `skip_protocols`: not these, unless such a route replaced
+    another, which gets no event of its own. `own_ports`: not what requests of these sockets did."""
+
+    table: int = 0
+    skip_protocols: frozenset[int] = frozenset()
+    own_ports: frozenset[int] = frozenset()
+
+    def wants(self, received: Message) -> bool:
+        """Looks at the header alone, but for tables that do not fit into it. Errors: WireError."""
+        body = received.body
+        if received.port_id in self.own_ports:
+            return False
+        if len(body) < RTMSG_BYTES:
+            return True  # for the parser to refuse
+        if body[_PROTOCOL_AT] in self.skip_protocols and not _is_replacement(received):
+            return False
+        return not self.table or self.table == _table_of(body)
+
+
+EVERY_ROUTE = RouteInterest()
 
 
 class EventStream:
-    """A subscription. Either `await next()` for batches, or poll `read()` when `fileno()` is ready.
+    """A subscription. Either `await next()` for batches, or poll `read()` when `fileno()` is
+    ready."""
 
-    `interest` sees a route's protocol and whether it replaced another before it is decoded."""
-
-    def __init__(self, *groups: Group, interest: RouteInterest | None = None) -> None:
+    def __init__(self, *groups: Group, interest: RouteInterest = EVERY_ROUTE) -> None:
         try:
             self._socket = _subscribe(groups)
         except OSError as err:
@@ -93,7 +133,7 @@ class EventStream:
 
     @classmethod
     def in_namespace(
-        cls, where: str | int, *groups: Group, interest: RouteInterest | None = None
+        cls, where: str | int, *groups: Group, interest: RouteInterest = EVERY_ROUTE
     ) -> EventStream:
         return run_in_namespace(where, lambda: cls(*groups, interest=interest))
 
@@ -142,10 +182,10 @@ class EventStream:
             loop.remove_reader(self._socket.fileno())
 
 
-def decode_event(received: Message, interest: RouteInterest | None = None) -> Event | None:
+def decode_event(received: Message, interest: RouteInterest = EVERY_ROUTE) -> Event | None:
     """One notification; None for what nobody asked for. Errors: WireError."""
     if received.type in (RTM_NEWROUTE, RTM_DELROUTE):
-        return _decode_route(received, interest)
+        return _decode_route(received) if interest.wants(received) else None
     if received.type in (RTM_NEWLINK, RTM_DELLINK):
         link = parse_link(received)
         if link is None:
@@ -159,16 +199,24 @@ def decode_event(received: Message, interest: RouteInterest | None = None) -> Ev
     return None
 
 
-def _decode_route(received: Message, interest: RouteInterest | None) -> RouteEvent | None:
-    is_new = received.type == RTM_NEWROUTE
-    is_replacement = is_new and bool(received.flags & NLM_F_REPLACE)
-    is_whole = len(received.body) > _PROTOCOL_AT
-    if interest and is_whole and not interest(received.body[_PROTOCOL_AT], is_replacement):
-        return None
+def _decode_route(received: Message) -> RouteEvent | None:
     route = parse_route(received)
     if route is None:
         return None
-    return RouteEvent(route, not is_new, is_replacement, received.port_id)
+    is_removed = received.type == RTM_DELROUTE
+    return RouteEvent(route, is_removed, _is_replacement(received), received.port_id)
+
+
+def _is_replacement(received: Message) -> bool:
+    return received.type == RTM_NEWROUTE and bool(received.flags & NLM_F_REPLACE)
+
+
+def _table_of(body: memoryview) -> int:
+    table = body[_TABLE_AT]
+    if table not in _TABLE_IN_ATTRIBUTE:
+        return table
+    wide = find_attrs(body, RTMSG_BYTES, _TABLE_ATTRIBUTE).get(RTA_TABLE)
+    return table if wide is None else read_u32(wide)
 
 
 def _wake(ready: asyncio.Future[None]) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from libcalico.netlink import (
+    SCOPE_LINK,
     AddressEvent,
     Event,
     EventStream,
     Group,
     LinkChange,
     LinkEvent,
+    NextHop,
     Overrun,
+    Route,
     RouteEvent,
+    RouteInterest,
     RouteTemplate,
     VethEnd,
     change_link,
@@ -25,13 +29,16 @@ from libcalico.netlink import (
     replace_route,
     set_address,
 )
+from libcalico.netlink.events import EVERY_ROUTE
 from tests.support.netns import Namespace, add_bridge, eventually
 
 ROUTES = (Group.IPV4_ROUTE, Group.IPV6_ROUTE)
 
 
 @contextmanager
-def listening(node: Namespace, *groups: Group, interest=None) -> Iterator[EventStream]:
+def listening(
+    node: Namespace, *groups: Group, interest: RouteInterest = EVERY_ROUTE
+) -> Iterator[EventStream]:
     stream = EventStream.in_namespace(node.path, *groups, interest=interest)
     try:
         yield stream
@@ -79,10 +86,7 @@ def test_our_own_writes_are_recognised_by_their_origin(node):
 
 def test_uninteresting_protocols_are_skipped_unless_they_replace(node):
     bridge = add_bridge(node, "br0")
-
-    def interest(protocol: int, is_replacement: bool) -> bool:
-        return protocol == 3 or is_replacement
-
+    interest = RouteInterest(skip_protocols=frozenset({186}))
     with listening(node, *ROUTES, interest=interest) as stream:
         ours = device_route("fd00::1/128", bridge.ifindex, protocol=3)
         theirs = device_route("fd00::1/128", bridge.ifindex, protocol=186)
@@ -97,6 +101,25 @@ def test_uninteresting_protocols_are_skipped_unless_they_replace(node):
         (ours, False),
         (theirs, True),
     ]
+
+
+def test_only_the_table_that_is_looked_at_is_seen(node):
+    bridge = add_bridge(node, "br0")
+    routes = {
+        table: Route("10.0.0.9/32", (NextHop(bridge.ifindex),), scope=SCOPE_LINK, table=table)
+        for table in (100, 254, 1000, 70_000)
+    }
+    with ExitStack() as stack:
+        streams = {
+            table: stack.enter_context(listening(node, *ROUTES, interest=RouteInterest(table)))
+            for table in routes
+        }
+        node.socket.execute(*map(replace_route, routes.values()))
+        node.socket.execute(*map(delete_route, routes.values()))
+        node.socket.execute(set_address(bridge.ifindex, "192.0.2.1/32"))  # table 255
+        for table, stream in streams.items():
+            seen = [(event.route, event.is_removed) for event in stream.read()]
+            assert seen == [(routes[table], False), (routes[table], True)]
 
 
 def test_addresses_are_seen(node):
