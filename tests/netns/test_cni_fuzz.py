@@ -116,14 +116,14 @@ def judged(pair: Pair, code: int, stdout: bytes, stderr: bytes) -> str:
         answer = json.loads(stdout, parse_constant=not_json)
     except ValueError as err:
         return f"no JSON: {err}; {stderr.decode(errors='replace')[-300:]}"
+    if not isinstance(answer, dict) or "cniVersion" not in answer:
+        return "no object, or without a version"
     if code == 0:
-        return "" if isinstance(answer, dict) and "code" not in answer else "no result"
-    return judged_error(answer)
+        return "a result with a code" if "code" in answer else ""
+    return judged_error(answer) if code == 1 else "an odd exit code"
 
 
-def judged_error(answer: Any) -> str:
-    if not isinstance(answer, dict):
-        return "an error that is no object"
+def judged_error(answer: dict[str, Any]) -> str:
     if type(answer.get("code")) is not int or answer["code"] <= 0:
         return "an error without a code"
     if not isinstance(answer.get("msg"), str) or not answer["msg"]:

@@ -43,6 +43,22 @@ _JUNK: tuple[Any, ...] = (
     *([], [None], [[]], ["x"], [{}], [{"key": 1}], {}, {"": {}}, {"type": 7}, ["10.65.0.1"] * 9),
     *_RAW,
 )
+# What some member takes, and others do not: what is refused at once tries nothing.
+_PLAUSIBLE: tuple[Any, ...] = (
+    *("10.65.0.9", "10.65.0.9/32", "fd65::9", "::/0", "02:00:00:00:00:01", "true", "k8s", "net"),
+    *(
+        "calico-ipam",
+        "no-such-plugin",
+        "../calico",
+        "0.1.0",
+        "0.3.1",
+        "9.9.9",
+        "v4",
+        "/etc/hostname",
+    ),
+    *(1, 1400, True, ["v4"], ["fd65::/112"], ["10.65.0.9/24", "fd65::9"], [{"dst": "10.0.0.0/8"}]),
+    '["10.65.0.9"]',
+)
 # What once got no answer, or a wrong one: a delegate that is this plugin waited for itself, a file
 # name was too long, NaN came back as an answer, and a bad prevResult was refused when the pod was
 # connected already.
@@ -59,6 +75,12 @@ _TEXTS = (
     *(b"", b" ", b"x", b"-", b"..", b"../../etc", b"\xff\xfe", b"\n", b"%d", b"=", b";", b"{}"),
     *(b"a" * 16, b"a" * 300, b"a" * 60_000, "\u00e9".encode(), b"\x1b[2J", b"lo"),
 )
+_TEXTS_BY_NAME = {
+    b"CNI_COMMAND": (b"add", b"ADD ", b"HOP", b"\xff"),
+    b"CNI_CONTAINERID": (b"c-", b"c/", b"\xff"),
+    b"CNI_IFNAME": (b"eth%d", b"eth 0", b"a/b", b"e\xc3\xa9", b"all", b"default"),
+    b"CNI_PATH": (b"/", b"\xff:/no/such", b":", b"a" * 3000),
+}
 _ARGS = (
     *(b"IgnoreUnknown", b"IgnoreUnknown=1;;", b"=", b"=;=", b"a=b=c", b"X=1", b";" * 3000),
     *(b"IgnoreUnknown=1;IP=10.65.0.300", b"IgnoreUnknown=1;IP=\xff", b"IgnoreUnknown=1;MAC=x"),
@@ -109,7 +131,8 @@ class Places:
             spoil = draw.choice((0, 1, 1, 1, 2, 3))
             # Every member is spoiled, in turn.
             if spoil:
-                _put(pair.config, self._paths[number % len(self._paths)], draw.choice(_JUNK))
+                junk = draw.choice(draw.choice((_JUNK, _PLAUSIBLE)))
+                _put(pair.config, self._paths[number % len(self._paths)], junk)
             for _ in range(spoil - 1):
                 self._spoil_environ(draw, pair)
             pair.stdin = _encoded(pair.config)
@@ -150,7 +173,7 @@ class Places:
             case 0:
                 del pair.environ[name]
             case 1:
-                pair.environ[name] = draw.choice(_TEXTS)
+                pair.environ[name] = draw.choice(_TEXTS + _TEXTS_BY_NAME.get(name, ()))
             case 2:
                 pair.environ[b"CNI_NETNS"] = draw.choice(self.odd).encode()
             case 3:
