@@ -6,7 +6,8 @@ provides these). cni never imports felix; felix imports cni.
 Life of an ADD, and who owns which step:
   1  agent    parse, validate, find or allocate addresses (ipam), make the veth pair
   2  felix    `program(key, endpoint)`: the endpoint goes straight into the calc graph; the call
-              returns when the route AND the policy of the endpoint are in the kernel
+              returns when the route AND the policy of the endpoint are in the kernel, and no
+              connections of an earlier owner of its addresses
   2' agent    meanwhile writes the WorkloadEndpoint to the datastore
   3  agent    answers the runtime, when both are done
   Any failure after 1 undoes in reverse: the record, `retract(key)`, veth, addresses.

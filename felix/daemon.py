@@ -189,6 +189,7 @@ class Felix:
                 self.graph,
                 self.dataplane.loop,
                 self.dataplane.endpoints,
+                self.dataplane.conntrack,
                 self.dataplane.nft.wanted,
                 self.feed.publish,
                 self.dataplane.uplinks.mtu_bytes,

@@ -149,6 +149,7 @@ def build_dataplane(
                 Stage(sysctls, config.interface_refresh_interval_s),
                 Stage(shaping, config.interface_refresh_interval_s),
                 *(Stage(table, config.route_refresh_interval_s) for table in tables),
+                Stage(conntrack),
             ],
             links=links,
             events=ports.events,
@@ -162,8 +163,6 @@ def build_dataplane(
 
     def on_cycle(report: CycleReport) -> None:
         status.on_applied(is_filtering=report.is_filtering)
-        if report.is_filtering:
-            conntrack.on_cycle()
 
     loop.add_observer(on_cycle)
     loop.add_observer(policies.on_cycle)

@@ -3,6 +3,7 @@
 Layer: felix.daemon. Implements cni.ports.EndpointProgrammer (the contract, with P1 and P2).
 
     program ─► calc graph: pin ─► intents ─► one cycle of the dataplane ─► policy? route? settings?
+               connections forgotten?
     retract ─► calc graph: retract ─► intents ─► one cycle ─► gone?
 
 Many requests at once share a cycle. A cycle that leaves something undone is followed by a few more,
@@ -11,7 +12,9 @@ becomes the error.
 
   X1  nothing waits for the datastore's echo (P1: the calc graph keeps the pin until it has come);
   X2  when `program` returns, packets to and from the workload meet its policy: the driver confirms
-      only what the kernel acknowledged;
+      only what the kernel acknowledged, and no connection of an earlier owner of its addresses is
+      left, by which packets would pass policy by. Nor is one to be forgotten later: that could be
+      the workload's own;
   X3  a `program` that fails or is cancelled leaves the pin: the agent retracts, always.
 """
 
@@ -23,6 +26,7 @@ from dataclasses import dataclass
 from cni.ports import HostSettings
 from felix.calc.graph import CalcGraph
 from felix.config import FelixConfig
+from felix.dataplane.conntrack_table import ConntrackTable
 from felix.dataplane.endpoint_mgr import EndpointManager
 from felix.dataplane.loop import Dataplane
 from felix.dataplane.nft_wanted import WantedRuleset
@@ -38,6 +42,8 @@ LOG = log.get(__name__)
 
 # Waits before the second, third, … look: about a second in all, well inside a runtime's patience.
 _WAITS_S = (0.02, 0.05, 0.1, 0.25, 0.5)
+# For an address that has just changed hands: usually ten milliseconds.
+_FORGET_PATIENCE_S = 5.0
 
 
 def policy_problem(wanted: WantedRuleset, ifname: str) -> str:
@@ -69,6 +75,7 @@ class ProgrammerParts:
     graph: CalcGraph
     dataplane: Dataplane
     endpoints: EndpointManager
+    conntrack: ConntrackTable
     ruleset: WantedRuleset
     publish: Callable[[], None]
     mtu_bytes: Callable[[], int]
@@ -113,6 +120,9 @@ class FelixProgrammer:
         if refusal is not None:
             raise ValidationError.of("WorkloadEndpoint", key.name, refusal)
         problem = await self._settled(lambda: self._problem(key))
+        if not problem:
+            addresses = self._parts.endpoints.addresses_of(key)
+            problem = await self._parts.conntrack.forgotten(addresses, _FORGET_PATIENCE_S)
         if problem:
             raise ProgrammingFailed("program endpoint", key.name, 0, problem)
 

@@ -8,7 +8,9 @@ endpoints is endpoint_rules_mgr's; both must have done their part before a pod m
 Invariants:
   E1  what an interface gets depends only on the endpoints that name it now: of several the one
       with the smallest (namespace, name) is in force, the others are reported as errors;
-  E2  an address that leaves an interface has its connections forgotten, after its route is gone;
+  E2  an address whose route leaves an interface, to another one or for good, has its connections
+      forgotten, after that route is gone. An interface that loses an address which is another's by
+      then takes no connections with it;
   E3  settings are wanted only for interfaces that exist and belong to an endpoint;
   E4  a bandwidth that cannot be limited is an error of the endpoint's status, and does not stop
       it: `problem()` is about what a workload needs, `status()` about all it should have;
@@ -138,6 +140,9 @@ class EndpointManager:
         self._endpoints: dict[ResourceKey, WorkloadEndpointUpdate] = {}
         self._keys_by_ifname: dict[str, set[ResourceKey]] = {}
         self._addresses_by_ifname: dict[str, frozenset[str]] = {}
+        self._holders_by_address: dict[str, frozenset[str]] = {}
+        self._owner_by_address: dict[str, str] = {}
+        self._doubtful_addresses: set[str] = set()
         self._interfaces: dict[str, InterfaceState] = {}
         self._dirty_ifnames: set[str] = set()
         self._touched: set[ResourceKey] = set()
@@ -160,6 +165,8 @@ class EndpointManager:
         if before is not None and (state is None or state.ifindex != before.ifindex):
             self._sysctls.forget_written(name)
             self._shaping.forget_written(name)
+        if (before is not None and before.is_up) != (state is not None and state.is_up):
+            self._doubtful_addresses |= self._addresses_by_ifname.get(name, frozenset())
         if name in self._keys_by_ifname:
             self._touched |= self._keys_by_ifname[name]
             if before is None or state is None or before.mtu_bytes != state.mtu_bytes:
@@ -174,6 +181,9 @@ class EndpointManager:
         for ifname in sorted(self._dirty_ifnames):
             self._program_interface(ifname)
         self._dirty_ifnames.clear()
+        for address in sorted(self._doubtful_addresses):
+            self._settle_owner(address)
+        self._doubtful_addresses.clear()
 
     def _store(self, key: ResourceKey, endpoint: WorkloadEndpointUpdate | None) -> None:
         before = self._endpoints.pop(key, None)
@@ -209,7 +219,7 @@ class EndpointManager:
             table.set_routes(
                 RouteClass.LOCAL_WORKLOAD, ifname, [self._target(net, family) for net in mine]
             )
-        self._forget_lost_addresses(ifname, nets)
+        self._hold(ifname, frozenset(net.partition("/")[0] for net in nets))
         interface = self._interfaces.get(ifname)
         if endpoint is not None and is_active and interface is not None:
             self._sysctls.set_settings(ifname, interface_settings(ifname, endpoint, self._settings))
@@ -237,19 +247,53 @@ class EndpointManager:
             source=self._settings.sources.get(family, ""),
         )
 
-    def _forget_lost_addresses(self, ifname: str, nets: tuple[str, ...]) -> None:
+    def _hold(self, ifname: str, after: frozenset[str]) -> None:
+        """These addresses are the interface's from now on, or one of several interfaces'."""
         before = self._addresses_by_ifname.pop(ifname, frozenset())
-        after = frozenset(net.partition("/")[0] for net in nets)
         if after:
             self._addresses_by_ifname[ifname] = after
-        for address in sorted(before - after):
+        mine = frozenset({ifname})
+        for address in before ^ after:
+            holders = self._holders_by_address.pop(address, frozenset()) ^ mine
+            if holders:
+                self._holders_by_address[address] = holders
+        self._doubtful_addresses |= before ^ after
+
+    def _settle_owner(self, address: str) -> None:
+        """E2."""
+        before, now = self._owner_by_address.get(address, ""), self._owner(address)
+        if now:
+            self._owner_by_address[address] = now
+        else:
+            self._owner_by_address.pop(address, None)
+        if before not in ("", now):
             self._conntrack.forget(address)
+
+    def _owner(self, address: str) -> str:
+        """The interface that has the address's route: of several that are up the first by name, as
+        in the route table. While none is up it stays where it was."""
+        holders = sorted(self._holders_by_address.get(address, ()))
+        if len(holders) == 1:
+            return holders[0]
+        for ifname in holders:
+            interface = self._interfaces.get(ifname)
+            if interface is not None and interface.is_up:
+                return ifname
+        before = self._owner_by_address.get(address, "")
+        return before if before in holders else min(holders, default="")
 
     # ----------------------------------------------------------------------------- questions
 
     def endpoint(self, key: ResourceKey) -> WorkloadEndpointUpdate | None:
         """As the last complete_deferred_work knew it."""
         return self._endpoints.get(key)
+
+    def addresses_of(self, key: ResourceKey) -> frozenset[str]:
+        """Addresses that are routed to the endpoint's interface."""
+        endpoint = self._endpoints.get(key)
+        if endpoint is None:
+            return frozenset()
+        return self._addresses_by_ifname.get(endpoint.interface, frozenset())
 
     @property
     def count(self) -> int:

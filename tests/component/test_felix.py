@@ -225,6 +225,49 @@ async def test_a_programmed_endpoint_stands_through_a_re_list_and_falls_with_its
         assert not world.felix.programmer.endpoint_in_dataplane(key)
 
 
+async def test_an_address_used_again_at_once_keeps_its_new_workloads_connections(world):
+    """However late the kernel forgets those of the former one."""
+    async with world.running():
+        address, programmer = "10.65.0.7", world.felix.programmer
+        old, new = workload("old", f"{address}/32"), workload("new", f"{address}/32")
+        world.wire("old")
+        await programmer.program(*old)
+        world.kernel.connections[address] = 3
+        world.kernel.fail_next("forget", address, times=3)
+        await programmer.retract(old[0])
+        world.wire("new")
+        await programmer.program(*new)
+        assert address not in world.kernel.connections, "none of the former workload's"
+        world.kernel.connections[address] = 1
+        await world.settled()
+        conntrack = world.felix.dataplane.conntrack
+        await world.until(lambda: conntrack.dump() == {"pending": [], "due": []})
+        assert world.kernel.connections == {address: 1}
+
+
+async def test_an_endpoint_that_goes_late_takes_no_connection_of_its_successor(world):
+    """The pod is dead, its address somebody else's, and only then the datastore says so."""
+    async with world.running():
+        address, programmer = "10.65.0.7", world.felix.programmer
+        old = workload("a-old", f"{address}/32")
+        world.wire("a-old")
+        world.store(old)
+        await world.until(lambda: world.routes() == {f"{address}/32"})
+        world.kernel.connections[address] = 3
+        world.kernel.delete_link("calia-old")
+        world.wire("new")
+        await programmer.program(*workload("new", f"{address}/32"))
+        assert address not in world.kernel.connections
+        world.kernel.connections[address] = 1
+        world.erase(old)
+        endpoints = world.felix.dataplane.endpoints
+        await world.until(lambda: endpoints.endpoint(old[0]) is None)
+        await world.settled()
+        conntrack = world.felix.dataplane.conntrack
+        await world.until(lambda: conntrack.dump() == {"pending": [], "due": []})
+        assert world.kernel.connections == {address: 1}
+
+
 async def test_after_confirm_the_datastore_decides(world):
     async with world.running():
         item = workload("n", "10.65.0.7/32")

@@ -61,6 +61,9 @@ class Endpoints:
     def nets_of(self, key):
         return frozenset({"10.0.0.1/32"})
 
+    def addresses_of(self, key):
+        return frozenset({"10.0.0.1"})
+
     def problem(self, key):
         return self.problems.pop(0) if len(self.problems) > 1 else self.problems[0]
 
@@ -69,8 +72,19 @@ class Endpoints:
         return self.gone.pop(0) if len(self.gone) > 1 else self.gone[0]
 
 
+class Conntrack:
+    def __init__(self) -> None:
+        self.asked: list[tuple[frozenset[str], float]] = []
+        self.problem = ""
+
+    async def forgotten(self, addresses, patience_s):
+        self.asked.append((addresses, patience_s))
+        return self.problem
+
+
 class World:
     def __init__(self) -> None:
+        self.conntrack = Conntrack()
         self.clock, self.dataplane, self.endpoints = FakeClock(), Dataplane(), Endpoints()
         self.graph, self.ruleset = CalcGraph("here"), WantedRuleset()
         self.graph.on_status(SyncStatus.IN_SYNC)
@@ -83,6 +97,7 @@ class World:
             self.graph,
             self.dataplane,  # type: ignore[arg-type]
             self.endpoints,  # type: ignore[arg-type]
+            self.conntrack,  # type: ignore[arg-type]
             self.ruleset,
             self.publish,
             lambda: self.mtu_bytes,
@@ -116,6 +131,14 @@ async def test_one_cycle_is_enough_when_all_is_well(world):
     assert (world.published, world.dataplane.flushes) == (1, 1)
     assert world.programmer.endpoint_in_dataplane(KEY)
     assert world.graph.dump()["held"] != {}, "pinned"
+
+
+async def test_an_addresss_former_connections_are_waited_for(world):
+    await world.run(world.programmer.program(KEY, ENDPOINT))
+    assert world.conntrack.asked == [(frozenset({"10.0.0.1"}), 5.0)]
+    world.conntrack.problem = "the kernel has not finished"
+    with pytest.raises(ProgrammingFailed, match="has not finished"):
+        await world.run(world.programmer.program(KEY, ENDPOINT))
 
 
 async def test_a_problem_that_goes_away_is_waited_for(world):

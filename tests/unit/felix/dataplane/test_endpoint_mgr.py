@@ -166,6 +166,50 @@ async def test_an_address_that_moves_to_another_interface_is_routed_there(world)
     assert world.manager.is_gone(key("one"), NETS), "the new owner's routes do not count"
 
 
+async def test_an_address_is_forgotten_when_its_route_moves_and_not_when_the_former_owner_goes(
+    world,
+):
+    """The predecessor's endpoint may go late: its connections are the successor's by then."""
+    world.kernel.add_link("cali1")
+    two = world.kernel.add_link("cali2")
+    await world.cycle(endpoint("one", "cali1"))
+    world.kernel.delete_link("cali1")
+    await world.cycle(endpoint("two", "cali2"))
+    assert world.kernel.routes() == devices(two)
+    assert world.forgotten() == ["10.65.0.1", "fd00:65::1"]
+    await world.cycle(WorkloadEndpointRemove(key("one")))
+    assert world.forgotten() == ["10.65.0.1", "fd00:65::1"], "no more than before"
+    assert world.manager.addresses_of(key("two")) == {"10.65.0.1", "fd00:65::1"}
+    await world.cycle(WorkloadEndpointRemove(key("two")))
+    assert world.forgotten() == ["10.65.0.1", "fd00:65::1"] * 2
+
+
+async def test_of_two_owners_the_routes_one_counts(world):
+    one = world.kernel.add_link("cali1")
+    two = world.kernel.add_link("cali2")
+    await world.cycle(endpoint("one", "cali1"), endpoint("two", "cali2"))
+    assert (world.kernel.routes(), world.forgotten()) == (devices(one), [])
+    world.kernel.set_link("cali1", is_up=False)
+    await world.cycle()
+    assert world.kernel.routes() == devices(two)
+    assert world.forgotten() == ["10.65.0.1", "fd00:65::1"], "the route has moved"
+    world.kernel.set_link("cali2", is_up=False)
+    await world.cycle()
+    assert len(world.forgotten()) == 2, "with both down it stays where it was"
+    world.kernel.set_link("cali1", is_up=True)
+    await world.cycle()
+    assert len(world.forgotten()) == 4
+
+
+async def test_a_link_that_goes_down_and_up_keeps_its_connections(world):
+    world.kernel.add_link("cali1")
+    await world.cycle(endpoint("one", "cali1"))
+    for is_up in (False, True):
+        world.kernel.set_link("cali1", is_up=is_up)
+        await world.cycle()
+    assert world.forgotten() == []
+
+
 async def test_an_interface_that_comes_later_gets_everything(world):
     await world.cycle(endpoint("one", "cali1"))
     assert "no interface" in world.manager.problem(key("one"))
