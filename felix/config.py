@@ -37,7 +37,7 @@ from felix.config_inert import InertParams
 from felix.config_parse import NamedTimeout
 from libcalico.runtime import parse
 from libcalico.runtime.config import ParamOptions, Schema, param
-from libcalico.runtime.parse import IPAddress, PortRange
+from libcalico.runtime.parse import IPAddress, PortRange, ProtoPort
 
 T = TypeVar("T")
 
@@ -45,6 +45,9 @@ DEFAULT_FILE = "/etc/calico/felix.cfg"
 ENV_PREFIX = "FELIX_"
 
 _MTU_PATTERN = r"^((en|wl|ww|sl|ib)[Pcopsvx].*|(eth|wlan|wwan).*)"
+# datamodel 5.4
+FAILSAFE_IN = "tcp:22,udp:68,tcp:179,tcp:2379,tcp:2380,tcp:5473,tcp:6443,tcp:6666,tcp:6667"
+FAILSAFE_OUT = "udp:53,udp:67,tcp:179,tcp:2379,tcp:2380,tcp:5473,tcp:6443,tcp:6666,tcp:6667"
 _PRIORITY = parse.integer(1, 2147483646)
 _SWITCH = parse.one_of("Enabled", "Disabled")
 _SEVERITY = parse.one_of("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
@@ -149,6 +152,21 @@ class FelixConfig(InertParams):
         name="AllowIPIPPacketsFromWorkloads",
         doc="Let workloads send IP in IP.",
     )
+    interface_exclude: tuple[re.Pattern[str], ...] = setting(
+        (re.compile("^kube\\-ipvs0$"),),
+        parse=parse.name_patterns,
+        doc="Interfaces never taken for host endpoints.",
+    )
+    failsafe_inbound_host_ports: tuple[ProtoPort, ...] = setting(
+        parse.proto_ports(FAILSAFE_IN),
+        parse=parse.proto_ports,
+        doc="Ports of the host no policy can close: proto:port or proto:net:port.",
+    )
+    failsafe_outbound_host_ports: tuple[ProtoPort, ...] = setting(
+        parse.proto_ports(FAILSAFE_OUT),
+        parse=parse.proto_ports,
+        doc="Ports the host can always reach.",
+    )
     log_prefix: str = setting(
         "calico-packet", parse=forms.log_prefix, doc="Prefix of the Log action; %t %k %n %p."
     )
@@ -176,6 +194,12 @@ class FelixConfig(InertParams):
     )
     nftables_filter_deny_action: str = setting(
         "DROP", parse=_DROP, non_zero=True, doc="What a denied packet meets."
+    )
+    nftables_mark_mask: int = setting(
+        0xFFFF0000,
+        parse=forms.mark_mask,
+        non_zero=True,
+        doc="Mark bits we may use; two are used, only for host endpoints.",
     )
     iptables_nat_outgoing_interface_filter: str = setting(
         "",

@@ -4,7 +4,7 @@ Layer: felix.config, pure. `FelixConfig` (felix/config.py) extends this table, s
 configuration. They exist so that a Calico user's felix.cfg, environment and FelixConfiguration
 objects keep working: a typo is still refused, a bad value still named, and felix says at start
 which of them somebody has set (felix/daemon_notices.py). They belong to parts that Brindle does not
-have, or not yet: host endpoint enforcement, tunnels, typha, iptables, log files; the eBPF and XDP
+have, or not yet: tunnels, typha, iptables, log files; the eBPF and XDP
 dataplanes, WireGuard, Windows, Istio, flow logs, AWS, the Go runtime. A row moves to
 felix/config.py when something starts to act on it.
 
@@ -22,7 +22,7 @@ from felix import config_parse as forms
 from felix.config_parse import TableRange
 from libcalico.runtime import parse
 from libcalico.runtime.config import param
-from libcalico.runtime.parse import IPAddress, IPNetwork, PortRange, ProtoPort
+from libcalico.runtime.parse import IPAddress, IPNetwork, PortRange
 
 _BPF_DATA_PATTERN = r"^((en|wl|ww|sl|ib)[Popsx].*|(eth|wlan|wwan|bond).*)"
 _PORT_NUMBER = parse.integer(0, 65535)
@@ -33,11 +33,6 @@ _SWITCH = parse.one_of("Enabled", "Disabled")
 _SEVERITY = parse.one_of("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 _ACCEPT = parse.one_of("ACCEPT", "RETURN")
 _DROP = parse.one_of("DROP", "REJECT")
-_FAILSAFE_IN = (
-    "tcp:22,udp:68,tcp:179,tcp:2379,tcp:2380,tcp:5473,tcp:6443,tcp:6666,tcp:6667"  # datamodel 5.4
-)
-_FAILSAFE_OUT = "udp:53,udp:67,tcp:179,tcp:2379,tcp:2380,tcp:5473,tcp:6443,tcp:6666,tcp:6667"
-
 NO_EFFECT = "accepted, no effect yet"
 # Nobody sets these: they come out of Node and ClusterInformation objects.
 FACTS = frozenset(
@@ -312,21 +307,6 @@ class InertParams:
     )
 
     # Host endpoints, services, and what policy does besides filtering workloads.
-    interface_exclude: tuple[re.Pattern[str], ...] = param(
-        (re.compile("^kube\\-ipvs0$"),),
-        parse=parse.name_patterns,
-        doc="Interfaces never taken for host endpoints.",
-    )
-    failsafe_inbound_host_ports: tuple[ProtoPort, ...] = param(
-        parse.proto_ports(_FAILSAFE_IN),
-        parse=parse.proto_ports,
-        doc="Ports of the host no policy can close: proto:port or proto:net:port.",
-    )
-    failsafe_outbound_host_ports: tuple[ProtoPort, ...] = param(
-        parse.proto_ports(_FAILSAFE_OUT),
-        parse=parse.proto_ports,
-        doc="Ports the host can always reach.",
-    )
     policy_conntrack_sweep: str = param(
         "Disabled",
         parse=_SWITCH,
@@ -374,9 +354,6 @@ class InertParams:
     )
     nftables_mangle_allow_action: str = param(
         "ACCEPT", parse=_ACCEPT, non_zero=True, doc="The same before DNAT."
-    )
-    nftables_mark_mask: int = param(
-        0xFFFF0000, parse=parse.mark_mask, non_zero=True, doc="Mark bits we may use."
     )
     nftables_flow_table_offload: str = param(
         "Disabled",

@@ -76,6 +76,18 @@ def supported(*choices: str, missing: str, why: str) -> Callable[[str], str]:
     return parse_supported
 
 
+# What rules/settings takes of the mask.
+MARK_BITS = 2
+
+
+def mark_mask(raw: str) -> int:
+    """A 32-bit mask with room for the marks of host endpoints."""
+    value = parse.mark_mask(raw)
+    if value.bit_count() < MARK_BITS:
+        raise ValueError(f"a mask needs at least {MARK_BITS} bits")
+    return value
+
+
 def interface_name(raw: str) -> str:
     value = raw.strip()
     if not _INTERFACE.fullmatch(value):

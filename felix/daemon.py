@@ -236,6 +236,7 @@ class Felix:
         process.dumps.register("dataplane", loop.dump)
         process.dumps.register("policies", self.dataplane.policies.dump)
         process.dumps.register("endpoints", self.dataplane.endpoints.dump)
+        process.dumps.register("host-endpoints", self.dataplane.hosts.dump)
         process.dumps.register("status", self.dataplane.status.dump)
         process.dumps.register("conntrack", self.dataplane.conntrack.dump)
         self.cni.spawn(process)

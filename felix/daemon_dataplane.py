@@ -19,6 +19,7 @@ from felix.config import FelixConfig
 from felix.daemon_notices import GapNotices
 from felix.dataplane.conntrack_table import ConntrackTable
 from felix.dataplane.endpoint_mgr import EndpointManager, EndpointSettings
+from felix.dataplane.host_rules_mgr import HostRulesManager
 from felix.dataplane.link_monitor import LinkMonitor
 from felix.dataplane.loop import CycleReport, Dataplane, DataplaneParts, Stage
 from felix.dataplane.manager import InterfaceListener
@@ -27,7 +28,6 @@ from felix.dataplane.nft_table import NftTable
 from felix.dataplane.nft_wanted import WantedRuleset
 from felix.dataplane.nft_wiring import nft_dataplane
 from felix.dataplane.ownership import ROUTING_DAEMON_PROTOCOLS, RouteOwnership
-from felix.dataplane.policy_mgr import DIRECTIONS
 from felix.dataplane.policy_report import PolicyReport
 from felix.dataplane.ports import (
     ConntrackPort,
@@ -49,6 +49,7 @@ from felix.kernel.shaping import KernelShaping
 from felix.kernel.sysctl import ProcSysctl
 from felix.kernel.worker import KernelWorker
 from felix.rules.names import policy_chain
+from felix.rules.policy import ALL_DIRECTIONS
 from felix.rules.settings import RuleSettings
 from libcalico.model.keys import ResourceKey
 from libcalico.netlink import NetlinkSocket
@@ -107,6 +108,7 @@ class NodeDataplane:
 
     loop: Dataplane
     endpoints: EndpointManager
+    hosts: HostRulesManager
     nft: NftTable
     status: StatusManager
     conntrack: ConntrackTable
@@ -132,11 +134,11 @@ def build_dataplane(
     nft = nft_dataplane(ports.nft, RuleSettings.of(config), clock=clock)
     shaping = ShapingTable(ports.shaping, config.interface_prefixes)
     endpoints = EndpointManager(routes, sysctls, conntrack, shaping, settings=settings)
-    status = StatusManager(endpoints, sinks)
+    status = StatusManager(endpoints, nft.host, sinks)
     links = LinkMonitor(ports.links)
     policies = PolicyReport(partial(_is_policy_refused, nft.table.wanted), clock=clock)
     uplinks = Uplinks(config.mtu_iface_pattern, config.interface_prefixes)
-    listeners: list[InterfaceListener] = [*routes, endpoints, status, uplinks]
+    listeners: list[InterfaceListener] = [*routes, endpoints, nft.host, status, uplinks]
     for listener in listeners:
         links.add_listener(listener)
     # A disabled route sync leaves the table alone, orphans included.
@@ -166,9 +168,9 @@ def build_dataplane(
 
     loop.add_observer(on_cycle)
     loop.add_observer(policies.on_cycle)
-    return NodeDataplane(loop, endpoints, nft.table, status, conntrack, uplinks, policies)
+    return NodeDataplane(loop, endpoints, nft.host, nft.table, status, conntrack, uplinks, policies)
 
 
 def _is_policy_refused(wanted: WantedRuleset, key: ResourceKey) -> bool:
-    names = (policy_chain(d, key.kind, key.namespace, key.name) for d in DIRECTIONS)
+    names = (policy_chain(d, key.kind, key.namespace, key.name) for d in ALL_DIRECTIONS)
     return any(map(wanted.is_refused_chain, names))

@@ -1,7 +1,7 @@
 """What felix has to admit: that something it was asked for is not there.
 
 Layer: felix.daemon. InertNotices: at start and after changes of the configuration, also for
-`check-config`. GapNotices: a manager of the dataplane, for objects nothing acts on.
+`check-config`. GapNotices: a manager of the dataplane, for what objects ask and nothing acts on.
 
   G1  each thing is said once, and again only after it had gone and come back.
 """
@@ -12,7 +12,7 @@ import dataclasses
 
 from felix.config import SCHEMA, FelixConfig
 from felix.config_inert import FACTS, NO_EFFECT, InertParams
-from felix.intent import HostEndpointRemove, HostEndpointUpdate, Intent, PoolRemove, PoolUpdate
+from felix.intent import Intent, PoolRemove, PoolUpdate
 from libcalico.runtime import log
 from libcalico.runtime.config import LiveConfig, Source
 
@@ -51,29 +51,19 @@ class InertNotices:
 
 
 class GapNotices:
-    """felix.dataplane.manager.Manager; G1, for host endpoints and for pools that want tunnels."""
+    """felix.dataplane.manager.Manager; G1, for pools that want tunnels."""
 
     def __init__(self) -> None:
-        self._hosts: set[str] = set()
         self._pools: set[str] = set()
 
     def on_intent(self, intent: Intent) -> None:
-        if isinstance(intent, HostEndpointUpdate):
-            self._on_host(intent.key.name)
-        elif isinstance(intent, HostEndpointRemove):
-            self._hosts.discard(intent.key.name)
-        elif isinstance(intent, PoolUpdate):
+        if isinstance(intent, PoolUpdate):
             self._on_pool(intent)
         elif isinstance(intent, PoolRemove):
             self._pools.discard(intent.cidr)
 
     def complete_deferred_work(self) -> None:
         """There is nothing to program."""
-
-    def _on_host(self, name: str) -> None:
-        if name not in self._hosts:
-            LOG.warning("host endpoints are not enforced yet", key=name)
-        self._hosts.add(name)
 
     def _on_pool(self, pool: PoolUpdate) -> None:
         if pool.ipip_mode == pool.vxlan_mode == "Never":

@@ -7,7 +7,7 @@ and sysctls of the same endpoints are endpoint_mgr's.)
                                      |  (shared by endpoints governed alike)
                                      +--> profile chains
 
-  G1  chains are kept while an endpoint uses them, counted by name;
+  G1  chains are kept while an endpoint uses them (governance_chains);
   G2  two endpoints that claim one interface (a pod replaced, its old endpoint not yet gone): the
       one whose key sorts first holds it, whatever order they came in; the other waits;
   G3  an endpoint's map entries, addresses and chains change in one transaction of the driver.
@@ -15,15 +15,11 @@ and sysctls of the same endpoints are endpoint_mgr's.)
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+from felix.dataplane.governance_chains import GovernanceChains
 from felix.dataplane.nft_wanted import WantedRuleset
-from felix.dataplane.policy_mgr import PolicyBook
 from felix.dataplane.qos_rules import DIRECTIONS, QosRules
 from felix.intent import (
-    HostEndpointUpdate,
     Intent,
-    TierPolicies,
     WorkloadEndpointRemove,
     WorkloadEndpointUpdate,
 )
@@ -37,51 +33,31 @@ from felix.rules.dispatch import (
     source_elements,
     source_net_elements,
 )
-from felix.rules.endpoints import Governance, endpoint_rules, endpoint_verdict
-from felix.rules.policy import policies_of, tier_chain_name, tier_rules
+from felix.rules.endpoints import Governance, endpoint_verdict
 from felix.rules.sets import MapValue, address_bytes, family_of
 from felix.rules.settings import RuleSettings
 from libcalico.model.keys import ResourceKey
-from libcalico.runtime import log
-
-LOG = log.get(__name__)
 
 VERSIONS = (4, 6)
 _MAPS = {"out": EGRESS_MAP.name, "in": INGRESS_MAP.name}
 
 
-@dataclass(slots=True)
-class _Uses:
-    """Governances in use, and which of them hold a tier chain."""
-
-    governance: Governance
-    interfaces: set[str] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class _TierUses:
-    tier: TierPolicies
-    direction: str
-    governances: set[str] = field(default_factory=set)
-
-
 class EndpointRulesManager:
     """Manager. Runs after PolicyManager, whose book says which policies go into tier chains."""
 
-    def __init__(self, wanted: WantedRuleset, settings: RuleSettings, book: PolicyBook) -> None:
+    def __init__(
+        self, wanted: WantedRuleset, settings: RuleSettings, chains: GovernanceChains
+    ) -> None:
         self._wanted = wanted
         self._settings = settings
-        self._book = book
+        self._chains = chains
         self._endpoint_by_key: dict[ResourceKey, WorkloadEndpointUpdate] = {}
         self._claims: dict[str, set[ResourceKey]] = {}
         self._dirty_interfaces: set[str] = set()
         self._held: dict[str, WorkloadEndpointUpdate] = {}
         self._governances_of: dict[str, tuple[str, ...]] = {}
-        self._uses: dict[str, _Uses] = {}
-        self._tiers: dict[str, _TierUses] = {}
         self._floating: dict[str, str] = {}
         self._qos = QosRules(wanted, settings)
-        self._unenforced: set[ResourceKey] = set()
 
     def on_intent(self, intent: Intent) -> None:
         if isinstance(intent, WorkloadEndpointUpdate):
@@ -91,11 +67,6 @@ class EndpointRulesManager:
             self._dirty_interfaces.add(intent.interface)
         elif isinstance(intent, WorkloadEndpointRemove):
             self._forget(intent.key)
-        elif isinstance(intent, HostEndpointUpdate):
-            # Said aloud, once per host endpoint: an administrator may believe the host protected.
-            if intent.key not in self._unenforced:
-                LOG.warning("host endpoint policy is not enforced", key=str(intent.key))
-            self._unenforced.add(intent.key)
 
     def _forget(self, key: ResourceKey) -> None:
         before = self._endpoint_by_key.pop(key, None)
@@ -112,7 +83,7 @@ class EndpointRulesManager:
         if self._settings.translates_floating_ips and self._dirty_interfaces:
             self._settle_floating()
         self._dirty_interfaces.clear()
-        self._rewrite_tiers(self._book.take_changed())
+        self._chains.rewrite_changed()
 
     def _holder(self, ifname: str) -> WorkloadEndpointUpdate | None:
         """G2."""
@@ -133,9 +104,9 @@ class EndpointRulesManager:
         governances = () if endpoint is None else self._governances(endpoint)
         names = tuple(governance.chain_name for governance in governances)
         for governance in governances:
-            self._use(governance, ifname)
+            self._chains.use(governance, ifname)
         for name in set(self._governances_of.pop(ifname, ())) - set(names):
-            self._unuse(name, ifname)
+            self._chains.unuse(name, ifname)
         if names:
             self._governances_of[ifname] = names
         self._settle_entries(ifname, endpoint, governances)
@@ -146,7 +117,7 @@ class EndpointRulesManager:
                 direction,
                 endpoint.tiers,
                 endpoint.profiles,
-                limit=self._qos.connections_chain(endpoint.interface, direction),
+                before=self._qos.connections_chain(endpoint.interface, direction),
             )
             for direction in DIRECTIONS
         )
@@ -181,58 +152,6 @@ class EndpointRulesManager:
             old = source_net_elements(ifname, _prefixes(before), version)
             new = source_net_elements(ifname, _prefixes(after), version)
             self._wanted.change_members(SOURCE_NET_SETS[version].name, new - old, old - new)
-
-    # ---------------------------------------------------------------------------------- chains
-
-    def _use(self, governance: Governance, ifname: str) -> None:
-        uses = self._uses.get(governance.chain_name)
-        if uses is None:
-            uses = self._uses[governance.chain_name] = _Uses(governance)
-            self._wanted.want_chain(endpoint_rules(governance, self._settings))
-            for tier in governance.tiers:
-                self._use_tier(tier, governance)
-        uses.interfaces.add(ifname)
-
-    def _unuse(self, name: str, ifname: str) -> None:
-        uses = self._uses[name]
-        uses.interfaces.discard(ifname)
-        if uses.interfaces:
-            return
-        del self._uses[name]
-        self._wanted.drop_chain(name)
-        for tier in uses.governance.tiers:
-            self._unuse_tier(tier_chain_name(tier, uses.governance.direction), name)
-
-    def _use_tier(self, tier: TierPolicies, governance: Governance) -> None:
-        name = tier_chain_name(tier, governance.direction)
-        uses = self._tiers.get(name)
-        if uses is None:
-            uses = self._tiers[name] = _TierUses(tier, governance.direction)
-            self._write_tier(uses)
-        uses.governances.add(governance.chain_name)
-
-    def _unuse_tier(self, name: str, governance: str) -> None:
-        uses = self._tiers[name]
-        uses.governances.discard(governance)
-        if not uses.governances:
-            del self._tiers[name]
-            self._wanted.drop_chain(name)
-
-    def _write_tier(self, uses: _TierUses) -> None:
-        found = (
-            (key, self._book.passing(key, uses.direction))
-            for key in policies_of(uses.tier, uses.direction)
-        )
-        passing = [(key, rules) for key, rules in found if rules is not None]
-        self._wanted.want_chain(tier_rules(uses.tier, uses.direction, passing, self._settings))
-
-    def _rewrite_tiers(self, changed: set[ResourceKey]) -> None:
-        """Tier chains that hold the rules of a changed policy (or of one that began to pass)."""
-        if not changed:
-            return
-        for uses in self._tiers.values():
-            if not changed.isdisjoint(policies_of(uses.tier, uses.direction)):
-                self._write_tier(uses)
 
     # ------------------------------------------------------------------------ floating addresses
 
@@ -271,7 +190,7 @@ class EndpointRulesManager:
                 if len(claims) > 1
             },
             "qos": self._qos.dump(),
-            "endpoint_chains": {name: sorted(uses.interfaces) for name, uses in self._uses.items()},
+            "endpoint_chains": self._chains.dump(),
         }
 
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from felix.dataplane.endpoint_rules_mgr import EndpointRulesManager
+from felix.dataplane.governance_chains import GovernanceChains
+from felix.dataplane.host_rules_mgr import HostRulesManager
 from felix.dataplane.ipset_mgr import IpSetManager
 from felix.dataplane.manager import Manager
 from felix.dataplane.masq_mgr import MasqManager
@@ -26,24 +28,32 @@ from libcalico.runtime.clock import SYSTEM, Clock
 
 @dataclass(frozen=True, slots=True)
 class NftDataplane:
+    """`host` is one of the managers, and wants to hear of interfaces."""
+
     table: NftTable
     managers: tuple[Manager, ...]
+    host: HostRulesManager
 
 
 def nft_dataplane(port: NftPort, settings: RuleSettings, *, clock: Clock = SYSTEM) -> NftDataplane:
     table = NftTable(port, clock=clock)
-    return NftDataplane(table, nft_managers(table.wanted, settings))
+    managers = nft_managers(table.wanted, settings)
+    return NftDataplane(table, managers, managers[-1])
 
 
-def nft_managers(wanted: WantedRuleset, settings: RuleSettings) -> tuple[Manager, ...]:
+def nft_managers(
+    wanted: WantedRuleset, settings: RuleSettings
+) -> tuple[IpSetManager, PolicyManager, EndpointRulesManager, MasqManager, HostRulesManager]:
     """Managers that fill `wanted`, which gets the fixed chains and sets at once."""
     want_static(wanted, settings)
     book = PolicyBook()
+    chains = GovernanceChains(wanted, settings, book)
     return (
         IpSetManager(wanted),
         PolicyManager(wanted, settings, book),
-        EndpointRulesManager(wanted, settings, book),
+        EndpointRulesManager(wanted, settings, chains),
         MasqManager(wanted),
+        HostRulesManager(wanted, settings, chains),
     )
 
 

@@ -5,8 +5,8 @@ Layer: felix.dataplane, a manager. Pushes into the nft driver's wanted ruleset.
 A policy with a Pass rule has no chain of its own (felix.rules.policy P1): the endpoint manager
 writes its rules into the tier chains that hold it. `PolicyBook` is what both managers share.
 
-  M1  staged policies are never enforced; untracked and preDNAT ones take no part in the stages of
-      workloads and are not rendered here;
+  M1  staged policies are never enforced; untracked and preDNAT ones are rendered for the stages
+      they stand in (felix.rules.host), no list of a workload has them;
   M2  a policy that is removed while a tier still lists it is a jump into nothing, which the driver
       closes (W2 of nft_wanted).
 """
@@ -16,11 +16,9 @@ from __future__ import annotations
 from felix.dataplane.nft_wanted import WantedRuleset
 from felix.intent import Intent, PolicyRemove, PolicyUpdate, ProfileRemove, ProfileUpdate
 from felix.rules.names import policy_chain, profile_chain
-from felix.rules.policy import PolicyRules, policy_rules, profile_rules
+from felix.rules.policy import PolicyRules, directions, policy_rules, profile_rules
 from felix.rules.settings import RuleSettings
 from libcalico.model.keys import ResourceKey
-
-DIRECTIONS = ("in", "out")
 
 
 class PolicyBook:
@@ -57,6 +55,7 @@ class PolicyManager:
         self._wanted = wanted
         self._settings = settings
         self._book = book
+        self._directions = directions(settings)
         self._policies: dict[ResourceKey, PolicyUpdate | None] = {}
         self._profiles: dict[str, ProfileUpdate | None] = {}
 
@@ -72,7 +71,7 @@ class PolicyManager:
 
     def complete_deferred_work(self) -> None:
         for key, policy in self._policies.items():
-            if policy is None or policy.staged or policy.untracked or policy.pre_dnat:
+            if policy is None or policy.staged:
                 self._drop_policy(key)
             else:
                 self._put_policy(policy)
@@ -82,12 +81,12 @@ class PolicyManager:
         self._profiles.clear()
 
     def _drop_policy(self, key: ResourceKey) -> None:
-        for direction in DIRECTIONS:
+        for direction in self._directions:
             self._book.put(key, direction, None)
             self._wanted.drop_chain(policy_chain(direction, key.kind, key.namespace, key.name))
 
     def _put_policy(self, policy: PolicyUpdate) -> None:
-        for direction in DIRECTIONS:
+        for direction in self._directions:
             rules = policy_rules(policy, direction, self._settings)
             self._book.put(policy.key, direction, rules if rules.passes else None)
             if rules.passes:
@@ -96,7 +95,7 @@ class PolicyManager:
                 self._wanted.want_chain(rules.chain)
 
     def _put_profile(self, name: str, profile: ProfileUpdate | None) -> None:
-        for direction in DIRECTIONS:
+        for direction in self._directions:
             if profile is None:
                 self._wanted.drop_chain(profile_chain(direction, name))
             else:

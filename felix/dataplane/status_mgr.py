@@ -5,12 +5,14 @@ in the datastore) are given by the daemon and do the I/O.
 
 An endpoint is "up" when its interface runs and its routes, settings and policy are in the kernel;
 "down" when the interface does not run or the endpoint is switched off; "error" when the kernel
-refuses something. A host endpoint is never "up": nothing enforces its policy yet. It is "down" when
-a matching interface does not run, else "error".
+refuses something. A host endpoint is "up" when its policy is in the kernel and all interfaces it
+governs run, "down" when one of them does not; "error" when it governs none that exists, or its
+policy is not in the kernel. One for `*` always governs some.
 
 Invariants:
   T1  a sink hears of a status only when it changed; everything is said once after a start;
-  T2  while the filter rules are not in the kernel nothing but removals is reported.
+  T2  while the filter rules are not in the kernel nothing but removals is reported;
+  T3  what is an error is looked at again after every cycle: it may heal by itself.
 """
 
 from __future__ import annotations
@@ -20,13 +22,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from felix.dataplane.endpoint_mgr import EndpointManager, EndpointStatus
+from felix.dataplane.host_rules_mgr import HostRulesManager
 from felix.dataplane.manager import InterfaceState
+from felix.host_interfaces import ANY_INTERFACE
 from felix.intent import HostEndpointRemove, HostEndpointUpdate, Intent
+from libcalico.model import HostEndpoint
 from libcalico.model.keys import ResourceKey
-
-ANY_INTERFACE = "*"
-# The rules have no chains for host endpoints: "up" would promise a policy that is not there.
-_NOT_ENFORCED = EndpointStatus.ERROR
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,13 @@ class StatusSink(Protocol):
 
 
 class StatusManager:
-    """Manager and InterfaceListener; asks the EndpointManager about workloads."""
+    """Manager and InterfaceListener; asks the EndpointManager about workloads, the HostRulesManager
+    about host endpoints."""
 
-    def __init__(self, endpoints: EndpointManager, sinks: Sequence[StatusSink]) -> None:
-        self._endpoints, self._sinks = endpoints, tuple(sinks)
+    def __init__(
+        self, endpoints: EndpointManager, hosts: HostRulesManager, sinks: Sequence[StatusSink]
+    ) -> None:
+        self._endpoints, self._host_rules, self._sinks = endpoints, hosts, tuple(sinks)
         self._reported: dict[ResourceKey, EndpointReport] = {}
         self._recheck: set[ResourceKey] = set()
         self._hosts: dict[ResourceKey, HostEndpointUpdate] = {}
@@ -78,24 +82,26 @@ class StatusManager:
             self._interfaces.pop(name, None)
         else:
             self._interfaces[name] = state
+        # A change of interfaces may move an endpoint from or to any of them.
         self._hosts_changed |= self._hosts.keys()
 
     def on_applied(self, *, is_filtering: bool) -> None:
         """After a cycle. `is_filtering` False: the rules are not (all) in the kernel (T2)."""
-        self._recheck |= self._endpoints.take_touched()
+        # What a host endpoint governs depends on the others: one that goes makes room.
+        hosts = self._hosts.keys() | self._hosts_changed if self._hosts_changed else set()
+        self._recheck |= self._endpoints.take_touched() | hosts
+        self._hosts_changed.clear()
         again: set[ResourceKey] = set()
         for key in sorted(self._recheck):
-            report = self._workload_report(key)
+            is_host = key.kind == HostEndpoint.kind
+            report = self._host_report(key) if is_host else self._workload_report(key)
             if report is not None and not is_filtering:
                 again.add(key)  # T2
                 continue
             if report is not None and report.status is EndpointStatus.ERROR:
-                again.add(key)  # it may heal without any interface or intent changing
+                again.add(key)  # T3
             self._publish(key, report)
         self._recheck = again
-        for key in sorted(self._hosts_changed):
-            self._publish(key, self._host_report(key))
-        self._hosts_changed.clear()
         if not self._is_complete and is_filtering:
             self._is_complete = True
             for sink in self._sinks:
@@ -112,14 +118,19 @@ class StatusManager:
         endpoint = self._hosts.get(key)
         if endpoint is None:
             return None
-        if endpoint.interface == ANY_INTERFACE:
-            return EndpointReport(key, _NOT_ENFORCED, ANY_INTERFACE)
-        matching = [state for state in self._interfaces.values() if _matches(endpoint, state)]
-        if not matching:
+        governed = self._host_rules.governed_by(key)
+        if governed == (ANY_INTERFACE,):
+            return EndpointReport(key, self._host_status(key), ANY_INTERFACE)
+        found = [self._interfaces[name] for name in governed if name in self._interfaces]
+        if not found:
             return EndpointReport(key, EndpointStatus.ERROR, endpoint.interface)
-        is_running = any(state.is_running for state in matching)
-        status = _NOT_ENFORCED if is_running else EndpointStatus.DOWN
-        return EndpointReport(key, status, matching[0].name)
+        status = self._host_status(key)
+        if status is EndpointStatus.UP and not all(state.is_running for state in found):
+            status = EndpointStatus.DOWN
+        return EndpointReport(key, status, found[0].name)
+
+    def _host_status(self, key: ResourceKey) -> EndpointStatus:
+        return EndpointStatus.ERROR if self._host_rules.problem(key) else EndpointStatus.UP
 
     def _publish(self, key: ResourceKey, report: EndpointReport | None) -> None:
         if self._reported.get(key) == report:
@@ -136,9 +147,3 @@ class StatusManager:
             f"{key.kind} {key.namespace}/{key.name}": report.status.value
             for key, report in sorted(self._reported.items())
         }
-
-
-def _matches(endpoint: HostEndpointUpdate, state: InterfaceState) -> bool:
-    if endpoint.interface:
-        return state.name == endpoint.interface
-    return bool(set(endpoint.expected_ips) & set(state.addresses))

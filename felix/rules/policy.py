@@ -17,8 +17,14 @@ How the verdicts of 5.1 are said without mark bits:
   Log     a log statement, then the next rule;
   no match in a policy: return to the tier chain, next policy.
 
+  stages  an Allow of a preDNAT or doNotTrack policy marks the packet, so that the later stages of
+          that host endpoint do not ask again, and the latter leaves it untracked (host.py).
+
   P1  `return` appears only in tier chains (Pass) and profile chains (where Pass ends the profile);
-  P2  deny is drop or reject by configuration; what falls off the end of an endpoint is dropped.
+  P2  deny is drop or reject by configuration; what falls off the end of an endpoint is dropped;
+  P3  nothing is rejected but in the hooks of filtering (what the deny action speaks of): the kernel
+      does not take it in postrouting at all. Egress policy that is asked there is rendered a second
+      time, as direction `late`, when denied packets are to be rejected.
 
 Source: datamodel 5.1, 5.2.
 """
@@ -27,7 +33,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from felix.intent import Action, CompiledRule, PolicyUpdate, ProfileUpdate, TierPolicies
 from felix.rules.chain import (
@@ -38,8 +44,10 @@ from felix.rules.chain import (
     Count,
     Limit,
     Log,
+    NoTrack,
     Reject,
     Rule,
+    SetMark,
     jump,
 )
 from felix.rules.chain import Action as Effect
@@ -49,6 +57,7 @@ from felix.rules.names import policy_chain, profile_chain, tier_chain
 from felix.rules.settings import DenyAction, RuleSettings
 from libcalico.model.keys import ResourceKey
 
+IN, OUT, LATE = ALL_DIRECTIONS = "in", "out", "late"
 _LOG_PREFIX_MAX_BYTES = 125
 _SHORT_KIND = {"NetworkPolicy": "np", "GlobalNetworkPolicy": "gnp", "Profile": "pro"}
 
@@ -86,56 +95,82 @@ def deny(settings: RuleSettings) -> tuple[Effect, ...]:
     return (Count(), verdict) if settings.counts else (verdict,)
 
 
+def directions(settings: RuleSettings) -> tuple[str, ...]:
+    """What policies are rendered for (P3)."""
+    return ALL_DIRECTIONS if settings.deny_action is DenyAction.REJECT else (IN, OUT)
+
+
+def settings_for(direction: str, settings: RuleSettings) -> RuleSettings:
+    """P3."""
+    return replace(settings, deny_action=DenyAction.DROP) if direction == LATE else settings
+
+
 # --------------------------------------------------------------------------- policies, profiles
 
 
 def policy_rules(policy: PolicyUpdate, direction: str, settings: RuleSettings) -> PolicyRules:
-    """`direction` is "in" or "out"."""
+    """`direction` is "in", "out" or "late"."""
     key = policy.key
-    rules = policy.ingress if direction == "in" else policy.egress
+    rules = policy.ingress if direction == IN else policy.egress
     owner = RuleOwner(key.kind, key.name, key.namespace, policy.tier)
     name = policy_chain(direction, key.kind, key.namespace, key.name)
     comment = f"tier {policy.tier}, {key.kind} {owner.full_name}, {_DIRECTIONS[direction]}"
-    chain = Chain(name, _rules(rules, owner, settings), comment=comment)
+    is_early = policy.untracked or policy.pre_dnat
+    effective = settings_for(LATE if is_early else direction, settings)
+    made = _rules(rules, owner, effective, _allow(policy, settings))
+    chain = Chain(name, made, comment=comment)
     return PolicyRules(chain, any(rule.action is Action.PASS for rule in rules))
 
 
+def _allow(policy: PolicyUpdate, settings: RuleSettings) -> tuple[Effect, ...]:
+    mark = SetMark(settings.marks.allowed)
+    if policy.untracked:
+        return NoTrack(), mark, ACCEPT
+    return (mark, ACCEPT) if policy.pre_dnat else (ACCEPT,)
+
+
 def profile_rules(profile: ProfileUpdate, direction: str, settings: RuleSettings) -> Chain:
-    rules = profile.ingress if direction == "in" else profile.egress
+    rules = profile.ingress if direction == IN else profile.egress
     owner = RuleOwner("Profile", profile.name)
     comment = f"profile {profile.name}, {_DIRECTIONS[direction]}"
     name = profile_chain(direction, profile.name)
-    return Chain(name, _rules(rules, owner, settings), comment=comment)
+    made = _rules(rules, owner, settings_for(direction, settings), (ACCEPT,))
+    return Chain(name, made, comment=comment)
 
 
-_DIRECTIONS = {"in": "ingress", "out": "egress"}
+_DIRECTIONS = {IN: "ingress", OUT: "egress", LATE: "egress to a translated destination"}
 
 
 def _rules(
-    rules: Sequence[CompiledRule], owner: RuleOwner, settings: RuleSettings
+    rules: Sequence[CompiledRule],
+    owner: RuleOwner,
+    settings: RuleSettings,
+    allow: tuple[Effect, ...],
 ) -> tuple[Rule, ...]:
     found: list[Rule] = []
     for item in fold(rules):
         if isinstance(item, Group):
             comment = owner.comment(f"rules {item.label}")
-            effects = _effects(item.action, owner, settings)
+            effects = _effects(item.action, owner, settings, allow)
             found += [Rule(matches, effects, comment) for matches in item.conjunctions]
             continue
-        effects = _effects(item.action, owner, settings)
+        effects = _effects(item.action, owner, settings, allow)
         comment = owner.comment(f"rule {item.index}")
         found += [Rule(matches, effects, comment) for matches in variants(item)]
     return tuple(found)
 
 
-def _effects(action: Action, owner: RuleOwner, settings: RuleSettings) -> tuple[Effect, ...]:
+def _effects(
+    action: Action, owner: RuleOwner, settings: RuleSettings, allow: tuple[Effect, ...]
+) -> tuple[Effect, ...]:
     if action is Action.LOG:
         rate = settings.log_rate
         limit = (Limit(rate.rate, rate.unit_s, rate.burst),) if rate else ()
         return (*limit, Log(log_prefix(settings.log_prefix, owner)))
     if action is Action.DENY:
         return deny(settings)
-    verdict = ACCEPT if action is Action.ALLOW else RETURN
-    return (Count(), verdict) if settings.counts else (verdict,)
+    effects = allow if action is Action.ALLOW else (RETURN,)
+    return (Count(), *effects) if settings.counts else effects
 
 
 def log_prefix(template: str, owner: RuleOwner) -> str:
@@ -155,7 +190,7 @@ def log_prefix(template: str, owner: RuleOwner) -> str:
 
 
 def policies_of(tier: TierPolicies, direction: str) -> tuple[ResourceKey, ...]:
-    return tier.ingress if direction == "in" else tier.egress
+    return tier.ingress if direction == IN else tier.egress
 
 
 def tier_chain_name(tier: TierPolicies, direction: str) -> str:
@@ -183,6 +218,7 @@ def tier_rules(
             name = policy_chain(direction, key.kind, key.namespace, key.name)
             rules.append(Rule((), (jump(name),)))
     if tier.default_deny:
-        rules.append(Rule((), deny(settings), f"{tier.tier}: end of tier"))
+        effects = deny(settings_for(direction, settings))
+        rules.append(Rule((), effects, f"{tier.tier}: end of tier"))
     comment = f"tier {tier.tier}, {_DIRECTIONS[direction]}"
     return Chain(tier_chain_name(tier, direction), tuple(rules), comment=comment)

@@ -6,9 +6,14 @@ Layer: pure. Made by the daemon (`RuleSettings.of(config)`), handed down to mana
 from __future__ import annotations
 
 import enum
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from felix.config import FelixConfig
+from libcalico.runtime.parse import ProtoPort
+
+_DEFAULTS = FelixConfig()
 
 
 class DenyAction(enum.Enum):
@@ -37,6 +42,46 @@ class LogRate:
 
 
 @dataclass(frozen=True, slots=True)
+class Failsafe:
+    """A port that no policy of a host endpoint closes; `net` limits the peer, "" is anybody."""
+
+    protocol: int
+    port: int
+    net: str = ""
+
+
+_PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132}
+
+
+def failsafes(ports: Iterable[ProtoPort]) -> tuple[Failsafe, ...]:
+    return tuple(
+        Failsafe(_PROTOCOLS[item.protocol], item.port, str(item.net) if item.net else "")
+        for item in ports
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Bits of a packet's mark, for host endpoints only (felix.rules.host)."""
+
+    # An untracked or preDNAT policy has allowed it: the stages after it do not ask again.
+    allowed: int = 0x10000
+    # Sent by this host to a translated destination: egress policy is asked when it leaves.
+    owed: int = 0x20000
+
+    @property
+    def all(self) -> int:
+        return self.allowed | self.owed
+
+    @classmethod
+    def of(cls, mask: int) -> Marks:
+        """The two lowest bits of a mask that has as many."""
+        allowed = mask & -mask
+        rest = mask ^ allowed
+        return cls(allowed, rest & -rest)
+
+
+@dataclass(frozen=True, slots=True)
 class RuleSettings:
     """Names follow the FelixConfiguration fields they come from."""
 
@@ -58,6 +103,11 @@ class RuleSettings:
     nat_excludes_hosts: bool = False
     nat_interface_filter: str = ""
     translates_floating_ips: bool = False
+    # Host endpoints.
+    inbound_failsafes: tuple[Failsafe, ...] = failsafes(_DEFAULTS.failsafe_inbound_host_ports)
+    outbound_failsafes: tuple[Failsafe, ...] = failsafes(_DEFAULTS.failsafe_outbound_host_ports)
+    excluded_interfaces: tuple[re.Pattern[str], ...] = _DEFAULTS.interface_exclude
+    marks: Marks = Marks()
     # A packet counter on every deciding rule (read with `nft list ruleset`).
     counts: bool = False
 
@@ -81,6 +131,10 @@ class RuleSettings:
             nat_excludes_hosts=config.nat_outgoing_exclusions == "IPPoolsAndHostIPs",
             nat_interface_filter=config.iptables_nat_outgoing_interface_filter,
             translates_floating_ips=config.floating_ips == "Enabled",
+            inbound_failsafes=failsafes(config.failsafe_inbound_host_ports),
+            outbound_failsafes=failsafes(config.failsafe_outbound_host_ports),
+            excluded_interfaces=config.interface_exclude,
+            marks=Marks.of(config.nftables_mark_mask),
         )
 
 

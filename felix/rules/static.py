@@ -22,7 +22,7 @@ its own workloads is not policed (7.12), so nothing hangs on output.
   T3  established and related packets are accepted before any policy (5.1.7), but after antispoof:
       a packet with a stolen source would match the connection of its rightful owner;
   T4  no mark, no other tables: nothing of the packet is changed outside NAT, but the DSCP of
-      workloads that ask for it (qos.py).
+      workloads that ask for it (qos.py). (Host endpoints use two bits of the mark: host.py.)
 
 Source: datamodel 5.1 (7, 8), 5.4 (last line), 7.11, 7.12; RFC 4861 (ND), RFC 4890 4.4.
 """
@@ -167,7 +167,7 @@ def _base_chains(settings: RuleSettings) -> tuple[Chain, ...]:
 def _source_rules(settings: RuleSettings) -> Iterable[Rule]:
     v4, v6 = of_family(4), of_family(6)
     yield Rule(
-        _icmpv6(_ROUTER_MESSAGES), (DROP,), "a workload is no router: no advertisements, redirects"
+        icmpv6(_ROUTER_MESSAGES), (DROP,), "a workload is no router: no advertisements, redirects"
     )
     own = {4: (Field.IIFNAME, Field.IP4_SADDR), 6: (Field.IIFNAME, Field.IP6_SADDR)}
     for version, family in ((4, v4), (6, v6)):
@@ -181,7 +181,7 @@ def _source_rules(settings: RuleSettings) -> Iterable[Rule]:
     yield Rule((v6, one_net(Field.IP6_SADDR, *_LINK_LOCAL)), (ACCEPT,), "link-local")
     unspecified = Compare(Field.IP6_SADDR, b"\0" * 16)
     yield Rule(
-        (v6, unspecified, *_icmpv6(_ADDRESSLESS_MESSAGES)[1:]), (ACCEPT,), "still without address"
+        (v6, unspecified, *icmpv6(_ADDRESSLESS_MESSAGES)[1:]), (ACCEPT,), "still without address"
     )
     if settings.allows_dhcp_to_host:
         nobody = Compare(Field.IP4_SADDR, b"\0" * 4)
@@ -189,7 +189,8 @@ def _source_rules(settings: RuleSettings) -> Iterable[Rule]:
     yield Rule((), (DROP,), "not an address of this workload")
 
 
-def _icmpv6(types: tuple[int, ...]) -> tuple[Match, ...]:
+def icmpv6(types: tuple[int, ...]) -> tuple[Match, ...]:
+    """ICMPv6 messages of these types."""
     literal = Literal(tuple(bytes([number]) for number in sorted(types)))
     return (
         of_family(6),
@@ -211,7 +212,7 @@ def _dhcp(version: int) -> tuple[Match, ...]:
 # ------------------------------------------------------------------------------------- policy
 
 
-def _conntrack(settings: RuleSettings) -> Iterable[Rule]:
+def conntrack_rules(settings: RuleSettings) -> Iterable[Rule]:
     """5.1.7. RELATED lets ICMP errors of allowed connections through."""
     yield Rule((InState(CtState.ESTABLISHED | CtState.RELATED),), (ACCEPT,))
     if settings.drops_invalid:
@@ -219,7 +220,7 @@ def _conntrack(settings: RuleSettings) -> Iterable[Rule]:
 
 
 def _from_workload(settings: RuleSettings) -> Iterable[Rule]:
-    yield from _conntrack(settings)
+    yield from conntrack_rules(settings)
     if not settings.allows_vxlan_from_workloads:
         port = Compare(Field.TH_DPORT, port_bytes(settings.vxlan_port))
         yield Rule((of_protocol(_UDP), port), (DROP,), "VXLAN from a workload")
@@ -230,7 +231,7 @@ def _from_workload(settings: RuleSettings) -> Iterable[Rule]:
 
 
 def _to_workload(settings: RuleSettings) -> Iterable[Rule]:
-    yield from _conntrack(settings)
+    yield from conntrack_rules(settings)
     yield Rule((), (Dispatch((Field.OIFNAME,), INGRESS_MAP.name),))
     yield Rule((), deny(settings), "unknown workload interface")
 
@@ -239,7 +240,7 @@ def _to_workload(settings: RuleSettings) -> Iterable[Rule]:
 
 
 def _needed_by_host(settings: RuleSettings) -> Iterable[Rule]:
-    yield Rule(_icmpv6(_NEIGHBOUR_MESSAGES), (ACCEPT,), "neighbour discovery")
+    yield Rule(icmpv6(_NEIGHBOUR_MESSAGES), (ACCEPT,), "neighbour discovery")
     if settings.allows_dhcp_to_host:
         yield Rule(_dhcp(4), (ACCEPT,), "DHCP")
         yield Rule(_dhcp(6), (ACCEPT,), "DHCPv6")

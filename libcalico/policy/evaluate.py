@@ -24,7 +24,15 @@ from dataclasses import dataclass, replace
 from libcalico.model import Rule
 from libcalico.model.keys import ResourceKey
 from libcalico.policy.matching import matches
-from libcalico.policy.packet import ICMPV6, ICMPV6_TO_HOST, IPIP, UDP, Direction, Packet
+from libcalico.policy.packet import (
+    ICMPV6,
+    ICMPV6_OF_HOST,
+    ICMPV6_TO_HOST,
+    IPIP,
+    UDP,
+    Direction,
+    Packet,
+)
 from libcalico.policy.world import Entity, Failsafe, Policy, TierPolicies, World
 
 HOST_ENDPOINT = "HostEndpoint"
@@ -190,7 +198,7 @@ class _Evaluation:
 
     def _before_policy(self) -> Verdict | None:
         if self._entity.key.kind == HOST_ENDPOINT:
-            return self._failsafe()
+            return self._needed_by_host()
         return self._encapsulated()
 
     def _encapsulated(self) -> Verdict | None:
@@ -204,16 +212,28 @@ class _Evaluation:
             return self._verdict(Outcome.DENY, Reason.ENCAPSULATED)
         return None
 
-    def _failsafe(self) -> Verdict | None:
+    def _needed_by_host(self) -> Verdict | None:
+        packet = self._packet
         if self._stage is Stage.FORWARD:
             return None
-        inbound = self._direction is Direction.INGRESS
-        settings, packet = self._world.settings, self._packet
-        ports = settings.inbound_failsafes if inbound else settings.outbound_failsafes
-        peer = packet.source if inbound else packet.destination
-        if any(_is_failsafe(port, packet) and _covers(port, peer) for port in ports):
+        if packet.protocol == ICMPV6 and packet.icmp_type in ICMPV6_OF_HOST:
+            return self._verdict(Outcome.ALLOW, Reason.NEIGHBOUR_DISCOVERY)
+        if self._is_failsafe():
             return self._verdict(Outcome.ALLOW, Reason.FAILSAFE)
         return None
+
+    def _is_failsafe(self) -> bool:
+        inbound = self._direction is Direction.INGRESS
+        settings, packet = self._world.settings, self._packet
+        ports, others = settings.inbound_failsafes, settings.outbound_failsafes
+        if not inbound:
+            ports, others = others, ports
+        peer = packet.source if inbound else packet.destination
+        if _any_covers(ports, packet.protocol, packet.destination_port, peer):
+            return True
+        # Before tracking replies are packets like others (datamodel 5.4).
+        is_untracked = self._stage is Stage.UNTRACKED
+        return is_untracked and _any_covers(others, packet.protocol, packet.source_port, peer)
 
     def _applicable(self, tier: TierPolicies) -> list[Policy]:
         return [
@@ -300,9 +320,10 @@ class _Evaluation:
         )
 
 
-def _is_failsafe(port: Failsafe, packet: Packet) -> bool:
-    return (port.protocol, port.port) == (packet.protocol, packet.destination_port)
-
-
-def _covers(port: Failsafe, peer: object) -> bool:
-    return port.net is None or peer in port.net
+def _any_covers(
+    failsafes: Iterable[Failsafe], protocol: int, port: int | None, peer: object
+) -> bool:
+    return any(
+        (item.protocol, item.port) == (protocol, port) and (item.net is None or peer in item.net)
+        for item in failsafes
+    )

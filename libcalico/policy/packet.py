@@ -16,6 +16,9 @@ ICMP, TCP, UDP, ICMPV6, SCTP, UDPLITE = 1, 6, 17, 58, 132, 136
 IPIP = 4
 # Neighbour and listener discovery of a workload towards its host (datamodel 7.11).
 ICMPV6_TO_HOST = frozenset({130, 131, 132, 133, 135, 136})
+# What no policy of a host endpoint stops, either way: without these messages a host has no
+# neighbour and no router (RFC 4890 4.4.1), and no failsafe port could be reached over IPv6.
+ICMPV6_OF_HOST = ICMPV6_TO_HOST | {134, 143}
 
 
 class Direction(enum.Enum):

@@ -498,19 +498,25 @@ class FakeNft:
             ),
         )
 
-    def deliver(self, packet: Packet, iifname: str) -> str:
-        """A packet to the node itself."""
-        return self._through(packet, (("prerouting", iifname, ""), ("input", iifname, "")))
+    def deliver(self, packet: Packet, iifname: str, *, mark: int = 0) -> str:
+        """A packet to the node itself. `mark`: what it carries already."""
+        hooks = (("prerouting", iifname, ""), ("input", iifname, ""))
+        return self._through(packet, hooks, Skb(mark))
 
-    def originate(self, packet: Packet, oifname: str, *, rerouted_to: str = "") -> str:
+    def originate(
+        self, packet: Packet, oifname: str, *, rerouted_to: str = "", mark: int = 0
+    ) -> str:
         """A packet of the node itself. `rerouted_to`: where it leaves after its destination was
         translated; the output hook still sees the interface of the first routing decision."""
         leaves = rerouted_to or oifname
-        return self._through(packet, (("output", "", oifname), ("postrouting", "", leaves)))
+        hooks = (("output", "", oifname), ("postrouting", "", leaves))
+        return self._through(packet, hooks, Skb(mark))
 
-    def _through(self, packet: Packet, hooks: tuple[tuple[str, str, str], ...]) -> str:
+    def _through(
+        self, packet: Packet, hooks: tuple[tuple[str, str, str], ...], skb: Skb | None = None
+    ) -> str:
         self.logs, self.effects = [], []
-        skb = Skb()
+        skb = skb or Skb()
         for hook, iifname, oifname in hooks:
             for table, chain in self._base_chains(HOOKS[hook]):
                 context = Context(

@@ -40,24 +40,21 @@ from tests.support.nft import (
     tier,
     workload,
 )
+from tests.support.probes import (
+    SILENCE_S,
+    Place,
+    dial,
+    family_socket,
+    listen,
+    ping,
+    tcp,
+    udp,
+)
 
 pytestmark = pytest.mark.skipif(bool(why := why_unavailable("veth", "nft")), reason=why)
 
-SILENCE_S = 0.4
 POD_NETS = {"a": ("10.65.0.2/32", "fd00::2/128"), "b": ("10.65.0.3/32", "fd00::3/128")}
 FAMILIES = [4, 6]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A namespace and its addresses."""
-
-    namespace: Namespace
-    v4: str
-    v6: str
-
-    def address(self, family: int) -> str:
-        return self.v4 if family == 4 else self.v6
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,80 +136,6 @@ async def rig(world: World):
     made = Rig(world)
     yield made
     made.node.kernel.close()
-
-
-# -------------------------------------------------------------------------------- probes
-
-
-def tcp(source: Place, target: Place, port: int = 80, *, family: int, timeout_s=SILENCE_S) -> bool:
-    """Whether a connection attempt is answered at all."""
-
-    def attempt() -> bool:
-        with _socket(family, socket.SOCK_STREAM) as client:
-            client.settimeout(timeout_s)
-            try:
-                client.connect((target.address(family), port))
-            except ConnectionRefusedError:
-                return True
-            except TimeoutError:
-                return False
-            return True
-
-    return source.namespace.call(attempt)
-
-
-def udp(source: Place, target: Place, port: int = 53, *, family: int) -> bool:
-    """Whether a datagram to a closed port comes back as an ICMP error (related to it)."""
-
-    def attempt() -> bool:
-        with _socket(family, socket.SOCK_DGRAM) as client:
-            client.settimeout(SILENCE_S)
-            client.connect((target.address(family), port))
-            client.send(b"x")
-            try:
-                client.recv(10)
-            except ConnectionRefusedError:
-                return True
-            except TimeoutError:
-                return False
-            return True
-
-    return source.namespace.call(attempt)
-
-
-def ping(source: Place, target: Place, *, family: int) -> bool:
-    command = ("ping", f"-{family}", "-n", "-c", "1", "-W", "0.4", target.address(family))
-    return source.namespace.succeeds(*command)
-
-
-def _socket(family: int, kind: int) -> socket.socket:
-    return socket.socket(socket.AF_INET if family == 4 else socket.AF_INET6, kind)
-
-
-def listen(place: Place, port: int, *, family: int) -> socket.socket:
-    def make() -> socket.socket:
-        server = _socket(family, socket.SOCK_STREAM)
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.settimeout(5)
-        server.bind((place.address(family), port))
-        server.listen()
-        return server
-
-    return place.namespace.call(make)
-
-
-def dial(source: Place, target: Place, port: int, *, family: int) -> socket.socket:
-    def make() -> socket.socket:
-        client = _socket(family, socket.SOCK_STREAM)
-        client.settimeout(2)
-        try:
-            client.connect((target.address(family), port))
-        except OSError:
-            client.close()
-            raise
-        return client
-
-    return source.namespace.call(make)
 
 
 # ------------------------------------------------------------------------------- directions
@@ -433,7 +356,7 @@ async def test_a_workload_cannot_use_addresses_that_are_not_its_own(rig: Rig, fa
 
 def _udp_from(source: Place, address: str, target: Place, *, family: int) -> bool:
     def attempt() -> bool:
-        with _socket(family, socket.SOCK_DGRAM) as client:
+        with family_socket(family, socket.SOCK_DGRAM) as client:
             client.settimeout(SILENCE_S)
             client.bind((address, 0))
             client.connect((target.address(family), 53))

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from felix.dataplane.manager import ApplyResult
+from felix.dataplane.manager import ApplyResult, InterfaceState
 from felix.dataplane.nft_wiring import nft_dataplane
 from felix.intent import (
     Action,
     CompiledRule,
     EntityMatch,
+    HostEndpointUpdate,
     Intent,
     PolicyUpdate,
     PortRange,
@@ -94,6 +95,23 @@ def workload(
     )
 
 
+def host_key(name: str) -> ResourceKey:
+    return ResourceKey("HostEndpoint", name)
+
+
+def host_endpoint(
+    name: str,
+    interface: str = "",
+    *,
+    ips: Iterable[str] = (),
+    profiles: Iterable[str] = (),
+    **stages: Iterable[TierPolicies],
+) -> HostEndpointUpdate:
+    """`stages`: tiers, untracked_tiers, pre_dnat_tiers, forward_tiers."""
+    found = {"tiers": (), **{name: tuple(tiers) for name, tiers in stages.items()}}
+    return HostEndpointUpdate(host_key(name), interface, tuple(ips), tuple(profiles), **found)
+
+
 class Node:
     """Managers and driver over any kernel."""
 
@@ -101,7 +119,7 @@ class Node:
         self.clock = FakeClock()
         self.kernel = kernel
         made = nft_dataplane(kernel, settings or RuleSettings(), clock=self.clock)
-        self.table, self.managers = made.table, made.managers
+        self.table, self.managers, self.host = made.table, made.managers, made.host
 
     def tell(self, *intents: Intent) -> None:
         """Hand intents to the managers, as the loop does, without writing anything."""
@@ -112,6 +130,10 @@ class Node:
             manager.complete_deferred_work()
         self.table.wanted.settle()
         self.table.wanted.check()
+
+    def interface(self, name: str, *addresses: str) -> None:
+        """There is an interface of that name, with these addresses from now on."""
+        self.host.on_interface(name, InterfaceState(name, 7, True, True, addresses))
 
     async def push(self, *intents: Intent) -> ApplyResult:
         """Hand over and apply."""

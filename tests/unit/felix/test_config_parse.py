@@ -64,3 +64,11 @@ def test_accepted(parse, raw, value):
 def test_refused_with_a_reason(parse, raw, reason):
     with pytest.raises(ValueError, match=reason):
         parse(raw)
+
+
+def test_a_mark_mask_has_room_for_two_marks():
+    assert forms.mark_mask("0xffff0000") == 0xFFFF0000
+    assert forms.mark_mask("3") == 3
+    for raw in ("0x10000", "0"):
+        with pytest.raises(ValueError, match="at least"):
+            forms.mark_mask(raw)

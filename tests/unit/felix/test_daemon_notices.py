@@ -10,14 +10,7 @@ import pytest
 from felix import daemon
 from felix.config import SCHEMA
 from felix.daemon_notices import GapNotices, InertNotices, inert_notices
-from felix.intent import (
-    HostEndpointRemove,
-    HostEndpointUpdate,
-    Intent,
-    PoolRemove,
-    PoolUpdate,
-)
-from libcalico.model.keys import ResourceKey
+from felix.intent import Intent, PoolRemove, PoolUpdate
 from libcalico.runtime.config import Layer, LiveConfig, Source
 
 ENVIRON = {"NODENAME": "n1", "ETCD_ENDPOINTS": "http://127.0.0.1:2379"}
@@ -109,19 +102,6 @@ class Gaps:
 @pytest.fixture
 def gaps(caplog: pytest.LogCaptureFixture) -> Gaps:
     return Gaps(caplog)
-
-
-def host(name: str, interface: str = "eth0") -> HostEndpointUpdate:
-    return HostEndpointUpdate(ResourceKey("HostEndpoint", name), interface, (), (), ())
-
-
-def test_each_host_endpoint_is_said_to_be_without_effect_once(gaps):
-    first, second = gaps.said(host("one"), host("two"), host("one", "eth1"))
-    assert "host endpoints are not enforced yet" in first
-    assert ("one" in first, "two" in second) == (True, True)
-    assert gaps.said(host("one")) == []
-    assert gaps.said(HostEndpointRemove(ResourceKey("HostEndpoint", "one"))) == []
-    assert len(gaps.said(host("one"))) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,11 @@ import pytest
 
 from felix.intent import (
     Action,
-    HostEndpointUpdate,
     NatMapping,
     PolicyRemove,
     WorkloadEndpointRemove,
 )
 from felix.rules.settings import RuleSettings
-from libcalico.model.keys import ResourceKey
 from libcalico.testing.fakenft import Packet
 from tests.support.nft import (
     ALLOW,
@@ -169,11 +167,3 @@ def test_a_dump_names_contested_interfaces():
     dump = node.managers[2].dump()  # type: ignore[attr-defined]
     assert list(dump["contested"]) == ["cali1"]
     assert list(dump["interfaces"]) == ["cali1"]
-
-
-def test_a_host_endpoint_is_not_enforced_and_that_is_said_once(caplog: pytest.LogCaptureFixture):
-    node = FakeNode()
-    key = ResourceKey("HostEndpoint", "eth0")
-    for _ in range(2):
-        node.tell(HostEndpointUpdate(key, "eth0", (), (), ()))
-    assert [r.getMessage() for r in caplog.records] == ["host endpoint policy is not enforced"]

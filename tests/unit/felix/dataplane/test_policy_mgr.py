@@ -60,11 +60,16 @@ def test_a_profile_is_a_chain_per_direction(rig: Rig):
     assert not is_known(rig, profile_chain("in", "kns.x"))
 
 
-@pytest.mark.parametrize("flag", ["staged", "untracked", "pre_dnat"])
-def test_policies_of_other_stages_are_not_rendered(rig: Rig, flag: str):
+def test_staged_policies_are_not_rendered(rig: Rig):
     rig.send(policy("p", [ALLOW]))
-    rig.send(replace(policy("p", [ALLOW]), **{flag: True}))
+    rig.send(replace(policy("p", [ALLOW]), staged=True))
     assert not is_known(rig, IN)
+
+
+@pytest.mark.parametrize("flag", ["untracked", "pre_dnat"])
+def test_policies_of_early_stages_are_rendered_for_host_endpoints(rig: Rig, flag: str):
+    rig.send(replace(policy("p", [ALLOW]), **{flag: True}))
+    assert is_known(rig, IN)
 
 
 def test_a_policy_with_pass_is_in_the_book_and_no_chain(rig: Rig):

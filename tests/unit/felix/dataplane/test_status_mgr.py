@@ -46,6 +46,20 @@ class Endpoints:
         return self.present[key]
 
 
+class Hosts:
+    """What StatusManager asks of the HostRulesManager."""
+
+    def __init__(self) -> None:
+        self.governed: dict[ResourceKey, tuple[str, ...]] = {}
+        self.problems: dict[ResourceKey, str] = {}
+
+    def governed_by(self, key: ResourceKey) -> tuple[str, ...]:
+        return self.governed.get(key, ())
+
+    def problem(self, key: ResourceKey) -> str:
+        return self.problems.get(key, "")
+
+
 class Sink:
     def __init__(self) -> None:
         self.heard: list[tuple[ResourceKey, EndpointStatus | None]] = []
@@ -66,8 +80,8 @@ class Sink:
 
 class World:
     def __init__(self) -> None:
-        self.endpoints, self.sink = Endpoints(), Sink()
-        self.manager = StatusManager(self.endpoints, [self.sink])  # type: ignore[arg-type]
+        self.endpoints, self.hosts, self.sink = Endpoints(), Hosts(), Sink()
+        self.manager = StatusManager(self.endpoints, self.hosts, [self.sink])  # type: ignore[arg-type]
 
     def applied(self, *, is_filtering: bool = True):
         self.manager.complete_deferred_work()
@@ -120,35 +134,73 @@ def test_completion_is_said_once_after_the_first_whole_report(world):
     assert world.sink.completed == 1
 
 
-def host(interface: str = "", *, ips: tuple[str, ...] = ()) -> HostEndpointUpdate:
-    return HostEndpointUpdate(HOST, interface, ips, (), ())
+def host(interface: str = "eth0") -> HostEndpointUpdate:
+    return HostEndpointUpdate(HOST, interface, (), (), ())
+
+
+def interface(name: str, *, is_running: bool = True) -> InterfaceState:
+    return InterfaceState(name, 2, True, is_running)
 
 
 def test_a_host_endpoint_follows_its_interface(world):
-    world.manager.on_intent(host("eth0"))
-    assert world.applied() == [(HOST, ERROR)]
-    world.manager.on_interface("eth0", InterfaceState("eth0", 2, True, False))
+    world.hosts.governed = {HOST: ("eth0",)}
+    world.manager.on_intent(host())
+    assert world.applied() == [(HOST, ERROR)], "there is no such interface"
+    world.manager.on_interface("eth0", interface("eth0", is_running=False))
     assert world.applied() == [(HOST, DOWN)]
-    world.manager.on_interface("eth0", InterfaceState("eth0", 2, True, True))
-    assert world.applied() == [(HOST, ERROR)], "running, but nothing enforces its policy"
-    world.manager.on_interface("eth0", InterfaceState("eth0", 2, True, False))
-    assert world.applied() == [(HOST, DOWN)]
+    world.manager.on_interface("eth0", interface("eth0"))
+    assert world.applied() == [(HOST, UP)]
+    assert world.sink.reports[HOST] == EndpointReport(HOST, UP, "eth0")
     world.manager.on_interface("eth0", None)
     assert world.applied() == [(HOST, ERROR)]
     world.manager.on_intent(HostEndpointRemove(HOST))
     assert world.applied() == [(HOST, None)]
 
 
-@pytest.mark.parametrize("address", ["192.0.2.1", "fd00::1"])
-def test_a_host_endpoint_without_interface_is_found_by_its_address(world, address):
-    world.manager.on_intent(host(ips=(address, "198.51.100.9")))
-    world.manager.on_interface("eth0", InterfaceState("eth0", 2, True, True, ("203.0.113.1",)))
-    assert world.applied() == [(HOST, ERROR)]
-    world.manager.on_interface("eth1", InterfaceState("eth1", 3, True, True, (address,)))
-    assert world.applied() == [(HOST, ERROR)]
-    assert world.sink.reports[HOST].interface == "eth1"
+def test_a_host_endpoint_of_several_interfaces_is_up_when_all_of_them_run(world):
+    world.hosts.governed = {HOST: ("eth0", "eth1")}
+    world.manager.on_intent(host(""))
+    world.manager.on_interface("eth0", interface("eth0"))
+    assert world.applied() == [(HOST, UP)], "the other does not exist"
+    world.manager.on_interface("eth1", interface("eth1", is_running=False))
+    assert world.applied() == [(HOST, DOWN)]
+    world.manager.on_interface("eth1", interface("eth1"))
+    assert world.applied() == [(HOST, UP)]
 
 
-def test_a_host_endpoint_for_all_interfaces_is_not_up_while_nothing_enforces_it(world):
+def test_a_host_endpoint_that_governs_nothing_is_an_error_until_it_does(world):
+    world.manager.on_intent(host())
+    world.manager.on_interface("eth0", interface("eth0"))
+    assert world.applied() == [(HOST, ERROR)]
+    world.hosts.governed = {HOST: ("eth0",)}
+    assert world.applied() == [(HOST, UP)], "another endpoint made room"
+
+
+def test_the_star_endpoint_needs_no_interface(world):
+    world.hosts.governed = {HOST: ("*",)}
     world.manager.on_intent(host("*"))
+    assert world.applied() == [(HOST, UP)]
+    assert world.sink.reports[HOST] == EndpointReport(HOST, UP, "*")
+
+
+@pytest.mark.parametrize("name", ["eth0", "*"])
+def test_a_host_endpoint_whose_policy_is_not_in_the_kernel_is_an_error(world, name):
+    world.hosts.governed = {HOST: (name,)}
+    world.hosts.problems = {HOST: "chain host-in is not in the kernel"}
+    world.manager.on_intent(host(name))
+    world.manager.on_interface("eth0", interface("eth0"))
+    assert world.applied(is_filtering=False) == []
     assert world.applied() == [(HOST, ERROR)]
+    world.hosts.problems = {}
+    assert world.applied() == [(HOST, UP)]
+
+
+def test_a_host_endpoint_that_loses_its_interface_to_another_is_an_error(world):
+    world.hosts.governed = {HOST: ("eth0",)}
+    world.manager.on_intent(host())
+    world.manager.on_interface("eth0", interface("eth0"))
+    assert world.applied() == [(HOST, UP)]
+    other = ResourceKey("HostEndpoint", "a")
+    world.hosts.governed = {other: ("eth0",)}
+    world.manager.on_intent(HostEndpointUpdate(other, "eth0", (), (), ()))
+    assert world.applied() == [(other, UP), (HOST, ERROR)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from felix.rules.chain import DROP, goto, jump
+from felix.rules.chain import DROP, Reject, goto, jump
 from felix.rules.endpoints import Governance, endpoint_rules, endpoint_verdict
 from felix.rules.names import profile_chain
 from felix.rules.policy import tier_chain_name
-from felix.rules.settings import RuleSettings
+from felix.rules.settings import DenyAction, RuleSettings
 from tests.support.nft import tier, workload
 
 SETTINGS = RuleSettings()
@@ -59,3 +59,26 @@ def test_an_inactive_endpoint_is_closed():
 def test_the_comment_says_what_governs():
     chain = endpoint_rules(Governance.of("in", (tier("a", name="sec"),), ("p",)), SETTINGS)
     assert chain.comment == "tiers: sec; profiles: p"
+
+
+def test_an_open_chain_has_no_end_and_is_not_the_closed_one():
+    closed = Governance.of("in", (tier("a"),), ())
+    opened = Governance.of("in", (tier("a"),), (), is_open=True)
+    assert opened.chain_name != closed.chain_name
+    assert [rule.actions for rule in endpoint_rules(opened, SETTINGS).rules] == [
+        (jump(tier_chain_name(tier("a"), "in")),)
+    ]
+
+
+def test_what_is_asked_before_comes_first_and_makes_another_chain():
+    plain = Governance.of("in", (), ("p",))
+    headed = Governance.of("in", (), ("p",), before="host-needed-in")
+    assert headed.chain_name != plain.chain_name
+    assert endpoint_rules(headed, SETTINGS).rules[0].actions == (jump("host-needed-in"),)
+
+
+def test_late_chains_reject_nothing():
+    settings = RuleSettings(deny_action=DenyAction.REJECT)
+    for direction, end in (("out", Reject()), ("late", DROP)):
+        chain = endpoint_rules(Governance.of(direction, (), ()), settings)
+        assert chain.rules[-1].actions == (end,)

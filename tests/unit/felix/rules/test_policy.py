@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from felix.intent import Action, EntityMatch, PolicyUpdate, ProfileUpdate
-from felix.rules.chain import ACCEPT, DROP, RETURN, Count, Limit, Log, Reject, Rule, jump
-from felix.rules.policy import RuleOwner, log_prefix, policy_rules, profile_rules, tier_rules
+from felix.rules.chain import (
+    ACCEPT,
+    DROP,
+    RETURN,
+    Count,
+    Limit,
+    Log,
+    NoTrack,
+    Reject,
+    Rule,
+    SetMark,
+    jump,
+)
+from felix.rules.policy import (
+    RuleOwner,
+    directions,
+    log_prefix,
+    policy_rules,
+    profile_rules,
+    tier_rules,
+)
 from felix.rules.settings import DenyAction, LogRate, RuleSettings
 from libcalico.testing.fakenft import Packet
 from tests.support.nft import (
@@ -269,3 +290,40 @@ def test_a_global_policy_has_no_namespace_in_its_comment():
     assert (
         policy_rules(found, "in", SETTINGS).chain.rules[0].comment == "default: policy web rule 0"
     )
+
+
+@pytest.mark.parametrize(
+    ("flag", "effects"),
+    [
+        ("untracked", (NoTrack(), SetMark(SETTINGS.marks.allowed), ACCEPT)),
+        ("pre_dnat", (SetMark(SETTINGS.marks.allowed), ACCEPT)),
+        ("apply_on_forward", (ACCEPT,)),
+    ],
+)
+def test_what_an_early_stage_allows_is_marked(flag: str, effects: tuple):
+    early = replace(policy("p", [ALLOW]), **{flag: True})
+    (allowed,) = policy_rules(early, "in", SETTINGS).chain.rules
+    assert allowed.actions == effects
+    (counted,) = policy_rules(early, "in", RuleSettings(counts=True)).chain.rules
+    assert counted.actions == (Count(), *effects)
+
+
+@pytest.mark.parametrize(
+    ("flag", "direction", "end"),
+    [
+        ("apply_on_forward", "in", Reject()),
+        ("apply_on_forward", "late", DROP),
+        ("untracked", "out", DROP),
+        ("pre_dnat", "in", DROP),
+    ],
+)
+def test_only_filtering_rejects(flag: str, direction: str, end: object):
+    settings = RuleSettings(deny_action=DenyAction.REJECT)
+    denying = replace(policy("p", [DENY], [DENY]), **{flag: True})
+    (denied,) = policy_rules(denying, direction, settings).chain.rules
+    assert denied.actions == (end,)
+
+
+def test_policies_are_rendered_a_third_time_only_to_reject():
+    assert directions(SETTINGS) == ("in", "out")
+    assert directions(RuleSettings(deny_action=DenyAction.REJECT)) == ("in", "out", "late")

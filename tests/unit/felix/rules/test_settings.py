@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 from felix.config import SCHEMA
-from felix.rules.settings import DenyAction, HostAction, LogRate, RuleSettings, parse_rate
+from felix.rules.settings import (
+    DenyAction,
+    Failsafe,
+    HostAction,
+    LogRate,
+    Marks,
+    RuleSettings,
+    parse_rate,
+)
 from libcalico.runtime.config import LiveConfig, environment_layer
 
 
@@ -35,6 +45,10 @@ def test_every_parameter_reaches_the_rules():
         NATOUTGOINGEXCLUSIONS="IPPoolsAndHostIPs",
         IPTABLESNATOUTGOINGINTERFACEFILTER="eth+",
         FLOATINGIPS="Enabled",
+        FAILSAFEINBOUNDHOSTPORTS="tcp:192.0.2.0/24:22,sctp:9",
+        FAILSAFEOUTBOUNDHOSTPORTS="none",
+        INTERFACEEXCLUDE="eth9",
+        NFTABLESMARKMASK="0xf0",
     ) == RuleSettings(
         interface_prefixes=("cali", "tap"),
         endpoint_to_host=HostAction.ACCEPT,
@@ -52,7 +66,17 @@ def test_every_parameter_reaches_the_rules():
         nat_excludes_hosts=True,
         nat_interface_filter="eth+",
         translates_floating_ips=True,
+        inbound_failsafes=(Failsafe(6, 22, "192.0.2.0/24"), Failsafe(132, 9)),
+        outbound_failsafes=(),
+        excluded_interfaces=(re.compile("^eth9$"),),
+        marks=Marks(0x10, 0x20),
     )
+
+
+def test_marks_are_the_lowest_bits_of_the_mask():
+    assert Marks.of(0xFFFF0000) == Marks(0x10000, 0x20000)
+    assert Marks.of(0x80000001) == Marks(1, 0x80000000)
+    assert Marks.of(0x80000001).all == 0x80000001
 
 
 def test_rates_are_per_unit():

@@ -817,6 +817,32 @@ def test_5_4_failsafes_can_name_a_peer_network_or_be_none():
     assert not at(none, Stage.NORMAL, Packet.tcp(OUTSIDE, "192.0.2.9", 22)).allowed
 
 
+def test_5_4_failsafes_hold_for_replies_before_tracking_only():
+    flags = {"types": ["Ingress", "Egress"], "doNotTrack": True, "applyOnForward": True}
+    raw = global_policy("r", ingress=[DENY], egress=[DENY], **flags)
+    got = world(host(), raw)
+    bgp_reply = Packet.tcp(OUTSIDE, "192.0.2.9", 40000, source_port=179)
+    assert at(got, Stage.UNTRACKED, bgp_reply).reason is Reason.FAILSAFE
+    assert at(got, Stage.NORMAL, bgp_reply).outcome is Outcome.DENY
+    ssh_reply = Packet.tcp("192.0.2.9", OUTSIDE, 40000, source_port=22)
+    assert at(got, Stage.UNTRACKED, ssh_reply, Direction.EGRESS).reason is Reason.FAILSAFE
+    assert at(got, Stage.UNTRACKED, ssh_reply).outcome is Outcome.DENY, "22 is inbound only"
+
+
+@pytest.mark.parametrize("stage", [Stage.NORMAL, Stage.UNTRACKED, Stage.PRE_DNAT])
+@pytest.mark.parametrize("direction", Direction)
+def test_5_4_no_policy_of_a_host_endpoint_stops_neighbour_discovery(stage, direction):
+    flag = {Stage.UNTRACKED: "doNotTrack", Stage.PRE_DNAT: "preDNAT"}.get(stage)
+    flags = {flag: True, "applyOnForward": True} if flag else {}
+    flags["types"] = ["Ingress", "Egress"]
+    got = world(host(), global_policy("d", ingress=[DENY], egress=[DENY], **flags))
+    for kind in (130, 131, 132, 133, 134, 135, 136, 143):
+        message = Packet.icmp("fd00::9", "fd00::1", kind)
+        assert at(got, stage, message, direction).reason is Reason.NEIGHBOUR_DISCOVERY
+    redirect = Packet.icmp("fd00::9", "fd00::1", 137)
+    assert at(got, stage, redirect).outcome is Outcome.DENY
+
+
 def test_5_4_forward_stage_without_a_policy_allows_and_knows_no_failsafes():
     got = world(host(), global_policy("plain", selector="role == 'node'"))
     verdict = at(got, Stage.FORWARD, TO_HOST)
