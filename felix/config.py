@@ -140,6 +140,12 @@ class FelixConfig(InertParams):
     disable_conntrack_invalid_check: bool = setting(
         False, parse=parse.boolean, doc="Do not drop what conntrack calls invalid."
     )
+    policy_conntrack_sweep: str = setting(
+        "Disabled",
+        parse=_SWITCH,
+        doc="Delete connections that policy no longer allows, right after programming; sets"
+        " nf_conntrack_tcp_loose to 0.",
+    )
     allow_vxlan_packets_from_workloads: bool = setting(
         False,
         parse=parse.boolean,

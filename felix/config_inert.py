@@ -307,11 +307,6 @@ class InertParams:
     )
 
     # Host endpoints, services, and what policy does besides filtering workloads.
-    policy_conntrack_sweep: str = param(
-        "Disabled",
-        parse=_SWITCH,
-        doc="Delete connections that policy no longer allows, right after programming.",
-    )
     policy_sync_path_prefix: str = param(
         "", parse=parse.text, doc="Where the policy sync socket lives; empty: none."
     )

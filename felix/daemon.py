@@ -243,6 +243,10 @@ class Felix:
         process.spawn("dataplane", loop.run)
         process.spawn("kernel-events", loop.watch_kernel)
         process.spawn("conntrack", self.dataplane.conntrack.run)
+        sweep = self.dataplane.sweep
+        if sweep is not None:
+            process.dumps.register("policy-sweep", sweep.dump)
+            process.spawn("policy-sweep", sweep.run)
         process.spawn("calc", self.feed.run)
         process.spawn("syncer", self.syncer.run)
         process.spawn("status-endpoints", self._reporter.run_endpoints)

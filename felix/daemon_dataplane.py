@@ -22,13 +22,14 @@ from felix.dataplane.endpoint_mgr import EndpointManager, EndpointSettings
 from felix.dataplane.host_rules_mgr import HostRulesManager
 from felix.dataplane.link_monitor import LinkMonitor
 from felix.dataplane.loop import CycleReport, Dataplane, DataplaneParts, Stage
-from felix.dataplane.manager import InterfaceListener
+from felix.dataplane.manager import InterfaceListener, Manager
 from felix.dataplane.nft_port import NftPort
 from felix.dataplane.nft_table import NftTable
 from felix.dataplane.nft_wanted import WantedRuleset
 from felix.dataplane.nft_wiring import nft_dataplane
 from felix.dataplane.ownership import ROUTING_DAEMON_PROTOCOLS, RouteOwnership
 from felix.dataplane.policy_report import PolicyReport
+from felix.dataplane.policy_sweep import PolicySweep
 from felix.dataplane.ports import (
     ConntrackPort,
     EventPort,
@@ -114,6 +115,8 @@ class NodeDataplane:
     conntrack: ConntrackTable
     uplinks: Uplinks
     policies: PolicyReport
+    # None: connections are asked about once, when they begin.
+    sweep: PolicySweep | None
 
 
 def build_dataplane(
@@ -138,14 +141,18 @@ def build_dataplane(
     links = LinkMonitor(ports.links)
     policies = PolicyReport(partial(_is_policy_refused, nft.table.wanted), clock=clock)
     uplinks = Uplinks(config.mtu_iface_pattern, config.interface_prefixes)
+    sweep = PolicySweep(ports.conntrack, clock=clock) if settings.sweeps_connections else None
     listeners: list[InterfaceListener] = [*routes, endpoints, nft.host, status, uplinks]
+    listeners += [sweep] if sweep else []
     for listener in listeners:
         links.add_listener(listener)
     # A disabled route sync leaves the table alone, orphans included.
     tables = routes if settings.programs_routes else []
+    managers: list[Manager] = [*nft.managers, endpoints, status, policies, GapNotices()]
+    managers += [sweep] if sweep else []
     loop = Dataplane(
         DataplaneParts(
-            managers=[*nft.managers, endpoints, status, policies, GapNotices()],
+            managers=managers,
             stages=[
                 Stage(nft.table, config.nftables_refresh_interval_s, is_vital=True),
                 Stage(sysctls, config.interface_refresh_interval_s),
@@ -168,7 +175,11 @@ def build_dataplane(
 
     loop.add_observer(on_cycle)
     loop.add_observer(policies.on_cycle)
-    return NodeDataplane(loop, endpoints, nft.host, nft.table, status, conntrack, uplinks, policies)
+    if sweep:
+        loop.add_observer(sweep.on_cycle)
+    return NodeDataplane(
+        loop, endpoints, nft.host, nft.table, status, conntrack, uplinks, policies, sweep
+    )
 
 
 def _is_policy_refused(wanted: WantedRuleset, key: ResourceKey) -> bool:

@@ -57,6 +57,7 @@ class EndpointSettings:
     enables_forwarding: bool = True
     allows_spoofing: bool = False
     has_floating_ips: bool = False
+    sweeps_connections: bool = False
 
     @classmethod
     def of(cls, config: FelixConfig, *, has_ipv6: bool = True) -> EndpointSettings:
@@ -77,17 +78,23 @@ class EndpointSettings:
             enables_forwarding=config.ip_forwarding == "Enabled",
             allows_spoofing=config.workload_source_spoofing == "Any",
             has_floating_ips=config.floating_ips == "Enabled",
+            sweeps_connections=config.policy_conntrack_sweep == "Enabled",
         )
 
 
 def node_settings(settings: EndpointSettings) -> tuple[Setting, ...]:
-    """Forwarding between interfaces, which a router needs. Nothing is switched off."""
-    if not settings.enables_forwarding:
-        return ()
-    wanted = [Setting("net/ipv4/ip_forward", "1")]
-    if AF_INET6 in settings.families:
+    """Forwarding between interfaces, which a router needs. Nothing is ever switched back.
+
+    Where policy ends connections, none may come back by a packet out of its middle
+    (policy_sweep.py)."""
+    wanted = []
+    if settings.enables_forwarding:
+        wanted.append(Setting("net/ipv4/ip_forward", "1"))
+    if settings.enables_forwarding and AF_INET6 in settings.families:
         # Optional: a kernel booted without IPv6 has no such file.
         wanted.append(Setting("net/ipv6/conf/all/forwarding", "1", is_optional=True))
+    if settings.sweeps_connections:
+        wanted.append(Setting("net/netfilter/nf_conntrack_tcp_loose", "0", is_optional=True))
     return tuple(wanted)
 
 

@@ -11,12 +11,13 @@ kernel refuses are in libcalico.testing.kernel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from libcalico.errors import ProgrammingFailed
 from libcalico.netlink import Address, Event, IngressFilter, Link, Qdisc, Route, TokenBucket
+from libcalico.policy.packet import Packet
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +119,34 @@ class ShapingPort(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class TrackedConnection:
+    """One entry of the connection table.
+
+    `packet`: the connection's first packet as policy saw it, which stands after the translation of
+    destinations and before that of sources. `original` names the connection (its tuple, as the
+    kernel writes it), `master` the one that it is related to, if any. `handle` is the port's."""
+
+    packet: Packet
+    original: bytes
+    master: bytes = b""
+    handle: object = None
+
+
 class ConntrackPort(Protocol):
     async def forget_addresses(self, addresses: Sequence[str]) -> int:
         """Delete every connection from or to any of them, original or translated; returns how many.
 
         Errors: ProgrammingFailed, DumpInterrupted; then some may be left, and asking again is
         harmless."""
+        ...
+
+    async def list_connections(self, addresses: Collection[str]) -> list[TrackedConnection]:
+        """Every connection from or to any of them, original or translated.
+
+        Errors: ProgrammingFailed, DumpInterrupted."""
+        ...
+
+    async def delete_connections(self, connections: Sequence[TrackedConnection]) -> int:
+        """Delete exactly these; returns how many there still were. Errors: ProgrammingFailed."""
         ...

@@ -13,8 +13,12 @@ from __future__ import annotations
 import errno
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import TypeVar
 
+from felix.dataplane.ports import TrackedConnection
 from felix.kernel.worker import KernelWorker
 from libcalico.errors import ProgrammingFailed
 from libcalico.netlink import NetlinkSocket, Query, Request
@@ -28,17 +32,25 @@ from libcalico.netlink.messages import (
     pack_address,
     parse_attrs,
 )
+from libcalico.policy.packet import Packet
 from libcalico.runtime import log
 
 LOG = log.get(__name__)
+T = TypeVar("T")
 
 NETLINK_NETFILTER = 12
 _SUBSYSTEM = 1 << 8  # NFNL_SUBSYS_CTNETLINK
 _CT_NEW, _CT_GET, _CT_DELETE = _SUBSYSTEM | 0, _SUBSYSTEM | 1, _SUBSYSTEM | 2
 _NFGENMSG = struct.Struct(">BBH")
 
-_TUPLE_ORIG, _TUPLE_REPLY, _ID, _ZONE = 1, 2, 12, 18
-_TUPLE_IP = 1
+_TUPLE_ORIG, _TUPLE_REPLY, _ID, _MASTER, _ZONE = 1, 2, 12, 14, 18
+_TUPLE_IP, _TUPLE_PROTO = 1, 2
+_V4_SRC, _V4_DST, _V6_SRC, _V6_DST = 1, 2, 3, 4
+_PROTO_NUM, _PROTO_SRC_PORT, _PROTO_DST_PORT = 1, 2, 3
+# Type and code by protocol number.
+_ICMP_ATTRS = {1: (5, 6), 58: (8, 9)}
+# A search in the raw bytes pays while it looks for few things.
+_SEARCH_LIMIT = 32
 
 
 def delete_connection(family: int, attrs: dict[int, memoryview]) -> Request:
@@ -84,6 +96,77 @@ def _addresses(attrs: dict[int, memoryview]) -> set[bytes]:
     return found
 
 
+def tracked_connections(addresses: Collection[str]) -> Query[TrackedConnection]:
+    """The dump that shows every connection of `addresses`, read."""
+    packed = frozenset(pack_address(address)[1] for address in addresses)
+    search = None
+    if len(packed) <= _SEARCH_LIMIT:
+        search = re.compile(b"|".join(map(re.escape, sorted(packed)))).search
+
+    def parse(received: Message) -> TrackedConnection | None:
+        if received.type != _CT_NEW or (search is not None and search(received.body) is None):
+            return None
+        attrs = parse_attrs(received.body, _NFGENMSG.size)
+        if not {_TUPLE_ORIG, _TUPLE_REPLY} <= attrs.keys():
+            return None
+        if packed.isdisjoint(_addresses(attrs)):
+            return None
+        return _tracked(received.body[0], attrs)
+
+    body = _NFGENMSG.pack(AF_UNSPEC, 0, 0)
+    return Query(message(_CT_GET, NLM_F_DUMP, body), "list connections", "conntrack", parse)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tuple:
+    """One direction: where from, where to, and the fields of its protocol."""
+
+    source: bytes
+    destination: bytes
+    proto: dict[int, memoryview]
+
+    @classmethod
+    def of(cls, value: memoryview) -> _Tuple | None:
+        attrs = parse_attrs(value, 0)
+        if not {_TUPLE_IP, _TUPLE_PROTO} <= attrs.keys():
+            return None
+        ends, proto = parse_attrs(attrs[_TUPLE_IP], 0), parse_attrs(attrs[_TUPLE_PROTO], 0)
+        source = ends.get(_V4_SRC) or ends.get(_V6_SRC)
+        destination = ends.get(_V4_DST) or ends.get(_V6_DST)
+        if source is None or destination is None or _PROTO_NUM not in proto:
+            return None
+        return cls(bytes(source), bytes(destination), proto)
+
+    def number(self, kind: int) -> int | None:
+        value = self.proto.get(kind)
+        return None if value is None else int.from_bytes(value, "big")
+
+
+def _tracked(family: int, attrs: dict[int, memoryview]) -> TrackedConnection | None:
+    original, reply = _Tuple.of(attrs[_TUPLE_ORIG]), _Tuple.of(attrs[_TUPLE_REPLY])
+    if original is None or reply is None or len(original.source) != len(reply.source):
+        return None
+    protocol = original.number(_PROTO_NUM)
+    assert protocol is not None
+    kind, code = _ICMP_ATTRS.get(protocol, (None, None))
+    packet = Packet(
+        ip_address(original.source),
+        # Where the answers come from is where the first packet was sent on to.
+        ip_address(reply.source),
+        protocol,
+        original.number(_PROTO_SRC_PORT),
+        reply.number(_PROTO_SRC_PORT),
+        None if kind is None else original.number(kind),
+        None if code is None else original.number(code),
+    )
+    return TrackedConnection(
+        packet,
+        bytes(attrs[_TUPLE_ORIG]),
+        bytes(attrs.get(_MASTER, b"")),
+        delete_connection(family, attrs),
+    )
+
+
 class KernelConntrack:
     """ConntrackPort. The socket is opened at the first use."""
 
@@ -95,16 +178,27 @@ class KernelConntrack:
     async def forget_addresses(self, addresses: Sequence[str]) -> int:
         return await self._worker.run(lambda: self._forget(addresses))
 
+    async def list_connections(self, addresses: Collection[str]) -> list[TrackedConnection]:
+        query = tracked_connections(addresses)
+        return await self._worker.run(lambda: self._query(query))
+
+    async def delete_connections(self, connections: Sequence[TrackedConnection]) -> int:
+        requests = [c.handle for c in connections if isinstance(c.handle, Request)]
+        return await self._worker.run(lambda: self._delete(requests))
+
     def open_socket(self) -> NetlinkSocket:
         return NetlinkSocket(protocol=NETLINK_NETFILTER, timeout_s=self._timeout_s)
 
     def _forget(self, addresses: Sequence[str]) -> int:
+        return self._delete(self._query(connections_of(addresses)))
+
+    def _query(self, query: Query[T]) -> list[T]:
         if self._is_missing:
-            return 0
+            return []
         if self._socket is None:
             self._socket = self.open_socket()
         try:
-            requests = self._socket.query(connections_of(addresses))
+            return self._socket.query(query)
         except ProgrammingFailed as err:
             if err.errno != errno.EINVAL:
                 raise
@@ -112,11 +206,12 @@ class KernelConntrack:
             # and asking again would not help.
             LOG.warning("this kernel has no ctnetlink: connections are not forgotten")
             self._is_missing = True
-            return 0
-        return self._delete(requests)
+            return []
 
     def _delete(self, requests: list[Request]) -> int:
-        assert self._socket is not None
+        if not requests:
+            return 0
+        assert self._socket is not None, "what is deleted has been listed"
         failures = self._socket.transact(requests)
         serious = [f for f in failures.values() if f.errno != errno.ENOENT]
         if serious:

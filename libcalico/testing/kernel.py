@@ -20,9 +20,9 @@ import asyncio
 import errno
 import ipaddress
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import structs
 
@@ -45,7 +45,11 @@ _INTERFACE_SETTINGS = {
     "net/ipv4/neigh/{}": ("proxy_delay",),
     "net/ipv6/conf/{}": ("accept_dad", "accept_ra", "disable_ipv6", "forwarding", "proxy_ndp"),
 }
-_NODE_SETTINGS = {"net/ipv4/ip_forward": "0", "net/ipv6/conf/all/forwarding": "0"}
+_NODE_SETTINGS = {
+    "net/ipv4/ip_forward": "0",
+    "net/ipv6/conf/all/forwarding": "0",
+    "net/netfilter/nf_conntrack_tcp_loose": "1",
+}
 
 
 class RouteWriteLike(Protocol):
@@ -85,6 +89,9 @@ class FakeKernel:
         self.writes: list[Written] = []
         self.sysctls: dict[str, str] = dict(_NODE_SETTINGS)
         self.connections: dict[str, int] = {}
+        # What `conntrack -L` would show: felix.dataplane.ports.TrackedConnection, by shape.
+        self.tracked: list[Any] = []
+        self.conntrack_readings: list[frozenset[str]] = []
         self._links: dict[int, Link] = {}
         self._addresses: list[Address] = []
         self._routes: list[Route] = []
@@ -259,6 +266,24 @@ class FakeKernel:
             self.writes.append(Written("forget", address))
             count += self.connections.pop(address, 0)
         return count
+
+    async def list_connections(self, addresses: Collection[str]) -> list[Any]:
+        self._maybe_raise("list connections")
+        self.conntrack_readings.append(frozenset(addresses))
+        return [
+            tracked
+            for tracked in self.tracked
+            if not {str(tracked.packet.source), str(tracked.packet.destination)}.isdisjoint(
+                addresses
+            )
+        ]
+
+    async def delete_connections(self, connections: Sequence[Any]) -> int:
+        before = len(self.tracked)
+        for tracked in connections:
+            self._maybe_raise("delete connection", str(tracked.packet.source))
+            self.tracked = [other for other in self.tracked if other is not tracked]
+        return before - len(self.tracked)
 
     # ------------------------------------------------------------------------------ inside
 

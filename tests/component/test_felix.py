@@ -10,10 +10,12 @@ import signal
 import pytest
 
 from felix.dataplane.endpoint_mgr import EndpointStatus
+from felix.dataplane.ports import TrackedConnection
 from libcalico.errors import ProgrammingFailed, Transient, ValidationError
 from libcalico.model import FelixConfiguration, FelixConfigurationSpec, ObjectMeta
 from libcalico.model.keys import ResourceKey, path_of
 from libcalico.netlink import device_route
+from libcalico.policy.packet import Packet as PolicyPacket
 from libcalico.testing.fakenft_vm import Packet
 from libcalico.testing.kernel import FAULTS
 from tests.support import calc
@@ -551,3 +553,29 @@ async def test_a_staged_policy_is_reported_and_stops_nothing(world):
         assert passes(world)
         (told,) = world.felix.graph.dump()["staged"].values()
         assert [name for name in told["endpoints"] if "k8s-b" in name]
+
+
+# -- connections when policy tightens -----------------------------------------------------------
+
+
+def connection(source: str, destination: str) -> TrackedConnection:
+    packet = PolicyPacket.tcp(source, destination, 80)
+    return TrackedConnection(packet, f"{source}>{destination}".encode())
+
+
+@pytest.mark.parametrize(("sweep", "is_swept"), [("Enabled", True), ("Disabled", False)])
+async def test_a_connection_that_policy_denies_now_ends_if_asked_for(tmp_path, sweep, is_swept):
+    world = FelixWorld(tmp_path, FELIX_POLICYCONNTRACKSWEEP=sweep)
+    two_pods(world)
+    to_b, to_a = connection("10.65.0.1", "10.65.0.2"), connection("10.65.0.2", "10.65.0.1")
+    world.kernel.tracked = [to_b, to_a]
+    async with world.running():
+        world.store(DENY_TO_B)
+        await world.until(lambda: not passes(world))
+        if is_swept:
+            await world.until(lambda: world.kernel.tracked == [to_a])
+        await world.settled()
+    assert world.kernel.tracked == ([to_a] if is_swept else [to_b, to_a])
+    assert bool(world.kernel.conntrack_readings) is is_swept
+    loose = world.kernel.sysctls["net/netfilter/nf_conntrack_tcp_loose"]
+    assert loose == ("0" if is_swept else "1")

@@ -385,6 +385,12 @@ def test_the_nodes_forwarding_is_switched_on_if_configured():
     assert [s.path for s in node_settings(only_v4)] == ["net/ipv4/ip_forward"]
 
 
+def test_where_policy_ends_connections_none_comes_back_out_of_its_middle():
+    only = EndpointSettings(enables_forwarding=False, sweeps_connections=True)
+    (found,) = node_settings(only)
+    assert (found.path, found.value) == ("net/netfilter/nf_conntrack_tcp_loose", "0")
+
+
 def test_settings_come_from_the_configuration():
     raw = {
         "Ipv6Support": "false",

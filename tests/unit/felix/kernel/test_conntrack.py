@@ -8,7 +8,8 @@ import struct
 
 import pytest
 
-from felix.kernel.conntrack import KernelConntrack, connections_of
+from felix.dataplane.ports import TrackedConnection
+from felix.kernel.conntrack import KernelConntrack, connections_of, tracked_connections
 from felix.kernel.worker import KernelWorker
 from libcalico.errors import ProgrammingFailed
 from libcalico.netlink import Query, Request
@@ -22,6 +23,7 @@ from libcalico.netlink.messages import (
     nested,
     parse_attrs,
 )
+from libcalico.policy.packet import Packet
 
 NEW, GET, DELETE = 0x100, 0x101, 0x102
 
@@ -107,6 +109,64 @@ def test_other_messages_are_skipped():
     assert connections_of([A]).parse(empty) is None
 
 
+def tuple_of(ends: tuple[str, str], *proto: tuple[int, bytes]) -> bytes:
+    """CTA_TUPLE_IP and CTA_TUPLE_PROTO."""
+    first = 3 if ":" in ends[0] else 1
+    addresses = nested(1, attr(first, pack(ends[0])), attr(first + 1, pack(ends[1])))
+    return addresses + nested(2, *(attr(kind, value) for kind, value in proto))
+
+
+def tcp(source: int, destination: int) -> tuple[tuple[int, bytes], ...]:
+    ports = ((2, source), (3, destination))
+    return ((1, b"\6"), *((kind, port.to_bytes(2, "big")) for kind, port in ports))
+
+
+def entry(original: bytes, reply: bytes, *more: bytes, family: int = 2):
+    body = struct.pack(">BBH", family, 0, 0) + nested(1, original) + nested(2, reply)
+    (one,) = iter_messages(message(NEW, 0, body + attr_u32(12, 7) + b"".join(more)))
+    return one
+
+
+def test_a_connection_is_read_as_policy_saw_it():
+    """A client of a service: the destination was translated before policy, the source after."""
+    service, node = "203.0.113.9", "192.0.2.1"
+    original = tuple_of((A, service), *tcp(40000, 80))
+    found = tracked_connections([A]).parse(
+        entry(original, tuple_of((B, node), *tcp(8080, 50000)), nested(14, b"master"))
+    )
+    assert found is not None
+    assert found.packet == Packet.tcp(A, B, 8080, source_port=40000)
+    assert (found.original, found.master) == (original, b"master")
+    (sent,) = iter_messages(found.handle.message)
+    assert sent.type == DELETE
+
+
+@pytest.mark.parametrize(
+    ("ends", "number", "attrs", "family"),
+    [((A, B), 1, (5, 6), 2), (("fd00::1", "fd00::2"), 58, (8, 9), 10)],
+)
+def test_a_ping_is_read_with_type_and_code(ends, number, attrs, family):
+    proto = ((1, bytes([number])), (attrs[0], b"\x08"), (attrs[1], b"\1"))
+    one = entry(tuple_of(ends, *proto), tuple_of(ends[::-1], *proto), family=family)
+    found = tracked_connections([ends[0]]).parse(one)
+    assert found is not None
+    assert (found.packet.protocol, found.packet.icmp_type, found.packet.icmp_code) == (number, 8, 1)
+    assert found.packet.source_port is None
+
+
+def test_connections_of_others_and_what_is_no_connection_are_not_read():
+    mine = entry(tuple_of((A, B), *tcp(1, 2)), tuple_of((B, A), *tcp(2, 1)))
+    for addresses in ([C], [C, *(f"10.9.{n}.1" for n in range(100))]):
+        assert tracked_connections(addresses).parse(mine) is None
+        assert tracked_connections([*addresses, A]).parse(mine) is not None
+    bare = entry(nested(1, attr(1, pack(A)), attr(2, pack(B))), tuple_of((B, A), *tcp(2, 1)))
+    assert tracked_connections([A]).parse(bare) is None, "a tuple without a protocol"
+    (half,) = iter_messages(message(NEW, 0, b"\2\0\0\0" + nested(1, tuple_of((A, B), *tcp(1, 2)))))
+    assert tracked_connections([A]).parse(half) is None
+    (other,) = iter_messages(message(GET, 0, bytes(mine.body)))
+    assert tracked_connections([A]).parse(other) is None
+
+
 class Socket:
     def __init__(self) -> None:
         self.listed: list[Request] = []
@@ -164,3 +224,12 @@ async def test_another_error_is_handed_on(port):
     port._socket.error = ProgrammingFailed("list", A, errno.ENOBUFS)
     with pytest.raises(ProgrammingFailed):
         await port.forget_addresses([A])
+
+
+async def test_connections_are_listed_and_deleted_by_what_was_listed(port):
+    one = TrackedConnection(Packet.tcp(A, B, 80), b"1", handle=REQUEST)
+    port._socket.listed = [one]
+    assert await port.list_connections([A]) == [one]
+    assert await port.delete_connections([one]) == 1
+    assert port._socket.deleted == [REQUEST]
+    assert await port.delete_connections([]) == 0
