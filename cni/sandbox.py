@@ -1,7 +1,9 @@
-"""Which network namespace an attachment is in, so that a later felix can tell that it is gone.
+"""Which network namespace something is in; and the note of an attachment's, by which a later felix
+can tell that it is gone.
 
-Layer: edge (files). ADD notes it in the endpoint, one record with it: nothing on the node has to
-be kept equal, and nothing is lost when the power fails. Read by cni.sweep.
+Layer: edge (files). Used by cni.veth and cni.teardown; the note by cni.add and cni.sweep. ADD notes
+it in the endpoint, one record with it: nothing on the node has to be kept equal, and nothing is
+lost when the power fails.
 
 A note is `<boot id> <device>:<inode> <path>`. A namespace of another boot is gone for certain; one
 of this boot when nothing is at its path, or something else. Whatever cannot be told is not gone.
@@ -16,6 +18,17 @@ import os
 from pathlib import Path
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+Identity = tuple[int, int]
+
+
+def identity(found: os.stat_result) -> Identity:
+    """What tells one namespace from another while both exist."""
+    return found.st_dev, found.st_ino
+
+
+def identity_here() -> Identity:
+    """The calling thread's."""
+    return identity(os.stat("/proc/thread-self/ns/net"))
 
 
 @functools.cache
@@ -34,7 +47,7 @@ def note(netns: str) -> str:
         found = os.stat(netns)
     except (OSError, ValueError):
         return ""
-    return f"{boot} {found.st_dev}:{found.st_ino} {netns}" if boot else ""
+    return f"{boot} {_shown(found)} {netns}" if boot else ""
 
 
 def is_gone(text: str, boot: str) -> bool:
@@ -42,7 +55,7 @@ def is_gone(text: str, boot: str) -> bool:
     parts = text.split(" ", 2)
     if len(parts) != 3 or not all(parts) or not boot:
         return False
-    noted_boot, identity, path = parts
+    noted_boot, noted, path = parts
     if noted_boot != boot:
         return True
     try:
@@ -51,4 +64,9 @@ def is_gone(text: str, boot: str) -> bool:
         return True
     except (OSError, ValueError):
         return False
-    return f"{found.st_dev}:{found.st_ino}" != identity
+    return _shown(found) != noted
+
+
+def _shown(found: os.stat_result) -> str:
+    device, inode = identity(found)
+    return f"{device}:{inode}"

@@ -24,6 +24,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from cni import sandbox
 from cni.skel import CniError, Code
 from cni.veth import HOST_MAC, IFINDEX_GONE, find
 from libcalico.errors import ProgrammingFailed
@@ -41,7 +42,6 @@ from libcalico.netlink import (
 )
 
 _LOOK_AGAIN_S = 0.0005
-_NAMESPACE = "/proc/thread-self/ns/net"
 
 
 def delete_in_pod(netns: str, ifname: str) -> bool:
@@ -52,8 +52,8 @@ def delete_in_pod(netns: str, ifname: str) -> bool:
     except (OSError, ValueError):
         return False
     try:
-        here = _identity_here()
-        if _identity(os.fstat(netns_fd)) == here:
+        here = sandbox.identity_here()
+        if sandbox.identity(os.fstat(netns_fd)) == here:
             return False
         with NetlinkSocket() as host:
             near = _near_end(host, netns_fd, ifname)
@@ -69,7 +69,7 @@ def delete_on_host(host_name: str) -> bool:
     try:
         with NetlinkSocket() as host:
             near = find(host, host_name)
-        return near is not None and _together(_identity_here()).remove(near.ifindex)
+        return near is not None and _together(sandbox.identity_here()).remove(near.ifindex)
     except ProgrammingFailed as err:
         raise _failed(err) from err
 
@@ -207,20 +207,11 @@ class _Deletion(threading.Thread):
                 self.error = err
 
 
-_Identity = tuple[int, int]
-_by_namespace: dict[_Identity, _Together] = {}
+_by_namespace: dict[sandbox.Identity, _Together] = {}
 _by_namespace_lock = threading.Lock()
 
 
-def _together(here: _Identity) -> _Together:
+def _together(here: sandbox.Identity) -> _Together:
     """One for each namespace that this process removes wires in: felix has one."""
     with _by_namespace_lock:
         return _by_namespace.setdefault(here, _Together())
-
-
-def _identity_here() -> _Identity:
-    return _identity(os.stat(_NAMESPACE))
-
-
-def _identity(found: os.stat_result) -> _Identity:
-    return found.st_dev, found.st_ino

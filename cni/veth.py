@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from cni import sandbox
 from cni.skel import CniError, Code
 from libcalico.errors import ProgrammingFailed
 from libcalico.netlink import (
@@ -351,11 +352,9 @@ def host_names() -> set[str]:
 def is_own_namespace(netns: str) -> bool:
     """Whether CNI_NETNS is the namespace the calling thread (the host side) lives in."""
     try:
-        there = os.stat(netns)
-        here = os.stat("/proc/thread-self/ns/net")
+        return sandbox.identity(os.stat(netns)) == sandbox.identity_here()
     except OSError:
         return False
-    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
 
 
 def _sysctl(name: str, value: str) -> None:
