@@ -103,10 +103,10 @@ class TunnelAddresses:
             node = await self._client.get(Node, self._node)
         except NotFound:
             return
-        pools = await self._pools(node)
+        serving = await self._serving(node)
         wanted, unwanted = node, []
         for tunnel in Tunnel:
-            cidrs = self._serving(tunnel, node, pools)
+            cidrs = serving[tunnel]
             recorded = tunnelplan.recorded(tunnel, node)
             if cidrs:
                 self._free.discard(tunnel)
@@ -125,22 +125,23 @@ class TunnelAddresses:
             await self._ipam.tunnels.release(tunnel, self._node)
             self._free.add(tunnel)
 
-    async def _pools(self, node: Node) -> list[IPPool]:
-        """Those that can be made sense of (U4)."""
-        usable = []
+    async def _serving(self, node: Node) -> dict[Tunnel, tuple[Network, ...]]:
+        """The pools that serve each tunnel; one that cannot be made sense of serves none (U4)."""
+        serving: dict[Tunnel, tuple[Network, ...]] = dict.fromkeys(Tunnel, ())
+        encrypts = self._host_encryption
         for pool in await self._client.list(IPPool):
             try:
-                for tunnel in Tunnel:
-                    self._serving(tunnel, node, [pool])
+                found = [
+                    (tunnel, tunnelplan.wanted(tunnel, node, [pool], host_encryption=encrypts))
+                    for tunnel in Tunnel
+                ]
             except (InvalidInput, AddressError) as err:
                 if self._throttle.allows(self._clock.monotonic()):
                     LOG.warning("pool ignored", name=pool.metadata.name, error=err)
-            else:
-                usable.append(pool)
-        return usable
-
-    def _serving(self, tunnel: Tunnel, node: Node, pools: Sequence[IPPool]) -> tuple[Network, ...]:
-        return tunnelplan.wanted(tunnel, node, pools, host_encryption=self._host_encryption)
+                continue
+            for tunnel, cidrs in found:
+                serving[tunnel] += cidrs
+        return serving
 
     async def _address(self, tunnel: Tunnel, pools: tuple[Network, ...], recorded: str) -> Address:
         try:
