@@ -8,12 +8,11 @@ Source: datamodel §6.9.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ipam.check import Inventory, StoredHandle, Unreadable
+from ipam.client.pages import Pages, whole
 from ipam.client.records import versioned
 from libcalico.datastore.api import Datastore, KeyValue
 from libcalico.errors import DatastoreUnavailable, DecodeError, NotFound, WatchExpired
@@ -30,7 +29,6 @@ from libcalico.model.keys import (
     Key,
     ResourceKey,
     identifier,
-    parse,
     path_of,
     prefix_of,
 )
@@ -40,35 +38,37 @@ from libcalico.net import AddressError, Network, parse_cidr
 
 M = TypeVar("M", bound=Model)
 R = TypeVar("R", bound=Resource)
-_ATTEMPTS = 3
 CLUSTER_INFORMATION = ResourceKey("ClusterInformation", "default")
 
 
 async def read_inventory(datastore: Datastore) -> Inventory:
     """Errors: NotFound (no ClusterInformation), DecodeError (of it), DatastoreUnavailable."""
-    for _ in range(_ATTEMPTS):
-        kv = await datastore.get(path_of(CLUSTER_INFORMATION))
-        if kv is None:
-            raise NotFound(identifier(CLUSTER_INFORMATION))
-        # An empty list costs nothing and says where the store stands.
-        revision = (await datastore.list(path_of(CLUSTER_INFORMATION), keys_only=True)).revision
-        try:
-            return await _Reader(datastore, revision).inventory()
-        except WatchExpired:
-            continue  # compacted under our feet: a younger revision is as good
-    raise DatastoreUnavailable("reading IPAM was overtaken by compaction every time")
+    try:
+        return await whole(lambda: _read(datastore))
+    except WatchExpired as err:
+        said = "reading IPAM was overtaken by compaction every time"
+        raise DatastoreUnavailable(said) from err
+
+
+async def _read(datastore: Datastore) -> Inventory:
+    kv = await datastore.get(path_of(CLUSTER_INFORMATION))
+    if kv is None:
+        raise NotFound(identifier(CLUSTER_INFORMATION))
+    # An empty list costs nothing and says where the store stands.
+    revision = (await datastore.list(path_of(CLUSTER_INFORMATION), keys_only=True)).revision
+    return await _Reader(Pages(datastore, revision)).inventory()
 
 
 @dataclass(slots=True)
 class _Reader:
     """One snapshot."""
 
-    datastore: Datastore
-    revision: int
+    pages: Pages
     unreadable: list[Unreadable] = field(default_factory=list)
 
     async def inventory(self) -> Inventory:
-        kv = await self.datastore.get(path_of(CLUSTER_INFORMATION), revision=self.revision)
+        pages = self.pages
+        kv = await pages.datastore.get(path_of(CLUSTER_INFORMATION), revision=pages.revision)
         if kv is None:
             raise NotFound(identifier(CLUSTER_INFORMATION))
         key = CLUSTER_INFORMATION
@@ -85,8 +85,7 @@ class _Reader:
 
     async def _blocks(self) -> list[Block]:
         found: list[Block] = []
-        async for kv in self._listed(BLOCKS_PREFIX):
-            key = parse(kv.key)
+        async for key, kv in self.pages.objects(BLOCKS_PREFIX):
             if not isinstance(key, BlockKey):
                 self.unreadable.append(Unreadable("Block", kv.key, "its key names no block"))
                 continue
@@ -109,8 +108,7 @@ class _Reader:
 
     async def _handles(self) -> dict[str, StoredHandle]:
         found: dict[str, StoredHandle] = {}
-        async for kv in self._listed(HANDLES_PREFIX):
-            key = parse(kv.key)
+        async for key, kv in self.pages.objects(HANDLES_PREFIX):
             if not isinstance(key, HandleKey):
                 self.unreadable.append(Unreadable("Handle", kv.key, "its key names no handle"))
                 continue
@@ -121,8 +119,7 @@ class _Reader:
 
     async def _resources(self, kind: type[R]) -> list[R]:
         found: list[R] = []
-        async for kv in self._listed(prefix_of(kind.kind)):
-            key = parse(kv.key)
+        async for key, kv in self.pages.objects(prefix_of(kind.kind)):
             if key is None:
                 reason = f"its key names no {kind.kind}"
                 self.unreadable.append(Unreadable(kind.kind, kv.key, reason))
@@ -140,10 +137,3 @@ class _Reader:
             kind_name = key.kind if isinstance(key, ResourceKey) else kind.__name__
             self.unreadable.append(Unreadable(kind_name, name, shown))
             return None
-
-    async def _listed(self, prefix: str) -> AsyncIterator[KeyValue]:
-        pages = self.datastore.list_pages(prefix, revision=self.revision)
-        async with aclosing(pages) as open_pages:
-            async for page in open_pages:
-                for kv in page.kvs:
-                    yield kv

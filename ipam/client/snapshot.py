@@ -6,17 +6,18 @@ kept apart: it proves nothing (`ipam.garbage` Q1).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import TypeVar
 
 from ipam import blocks, garbage
 from ipam.affinity import Versioned
 from ipam.blocks import network_of_block
+from ipam.client.pages import Pages, whole
 from ipam.client.said import Said
 from ipam.client.source import Facts, Source
 from ipam.garbage import Snapshot
 from libcalico.datastore.api import Datastore, KeyValue
-from libcalico.errors import DecodeError, InvalidInput, SuiteError, WatchExpired
+from libcalico.errors import DecodeError, InvalidInput, SuiteError
 from libcalico.model import codec
 from libcalico.model.endpoints import WorkloadEndpoint
 from libcalico.model.ipam import Block, Handle
@@ -41,8 +42,6 @@ from libcalico.net import Address, AddressError
 
 M = TypeVar("M", bound=Model)
 FELIX_PREFIX = "/calico/felix/v2/"
-# A compaction may end a read half way; each attempt starts at a newer revision.
-_ATTEMPTS = 3
 
 
 class SnapshotReader:
@@ -55,18 +54,14 @@ class SnapshotReader:
 
     async def read(self) -> Snapshot:
         """Errors: DatastoreUnavailable, Unauthorized, WatchExpired (compacted again and again)."""
-        for _ in range(_ATTEMPTS - 1):
-            try:
-                return await self._read()
-            except WatchExpired as err:
-                self._said.say("snapshot", err)
-        return await self._read()
+        return await whole(self._read, lambda err: self._said.say("snapshot", err))
 
     async def named(self) -> set[Address]:
         """The addresses that endpoints have at this moment."""
         found: set[Address] = set()
-        async for key, kv in self._pages(prefix_of(WorkloadEndpoint.kind), 0):
-            endpoint = self._decoded(key, kv, WorkloadEndpoint)
+        pages = Pages(self._datastore, 0)
+        async for key, kv in pages.objects(prefix_of(WorkloadEndpoint.kind)):
+            endpoint = None if key is None else self._decoded(key, kv, WorkloadEndpoint)
             if endpoint is not None:
                 found |= garbage.named_addresses([endpoint])
         return found
@@ -80,29 +75,30 @@ class SnapshotReader:
             key = parse(kv.key)
             if isinstance(key, ResourceKey):
                 nodes[key.name] = self._decoded(key, kv, Node)
-        sound, malformed = await self._blocks(at)
-        affinities, markers = await self._hosts(at)
-        endpoints, unreadable_on = await self._endpoints(at)
+        pages = Pages(self._datastore, at)
+        sound, malformed = await self._blocks(pages)
+        affinities, markers = await self._hosts(pages)
+        endpoints, unreadable_on = await self._endpoints(pages)
         return Snapshot(
             revision=at,
             blocks=sound,
             malformed=malformed,
             affinities=affinities,
             markers=markers,
-            handles=await self._handles(at),
+            handles=await self._handles(pages),
             endpoints=endpoints,
             unreadable_on=unreadable_on,
             nodes=nodes,
-            alive=await self._alive(at),
+            alive=await self._alive(pages),
             pools=facts.pools,
             cooldown_s=facts.config.ip_cooldown_seconds,
         )
 
-    async def _blocks(self, at: int) -> tuple[dict[str, Versioned[Block]], frozenset[str]]:
+    async def _blocks(self, pages: Pages) -> tuple[dict[str, Versioned[Block]], frozenset[str]]:
         sound: dict[str, Versioned[Block]] = {}
         malformed: set[str] = set()
         for version in (4, 6):
-            async for key, kv in self._pages(blocks_prefix(version), at):
+            async for key, kv in pages.objects(blocks_prefix(version)):
                 if not isinstance(key, BlockKey):
                     continue
                 block = self._decoded(key, kv, Block, _refuse_malformed)
@@ -112,20 +108,20 @@ class SnapshotReader:
                     sound[key.cidr] = Versioned(block, kv.mod_revision)
         return sound, frozenset(malformed)
 
-    async def _hosts(self, at: int) -> tuple[frozenset[BlockAffinityKey], frozenset[str]]:
+    async def _hosts(self, pages: Pages) -> tuple[frozenset[BlockAffinityKey], frozenset[str]]:
         """Affinity keys whatever their value, and hosts with a legacy marker."""
         affinities: set[BlockAffinityKey] = set()
         markers: set[str] = set()
-        async for key, _ in self._pages(HOST_AFFINITIES_PREFIX, at, keys_only=True):
+        async for key, _ in pages.objects(HOST_AFFINITIES_PREFIX, keys_only=True):
             if isinstance(key, BlockAffinityKey):
                 affinities.add(key)
             elif isinstance(key, IpamHostKey):
                 markers.add(key.host)
         return frozenset(affinities), frozenset(markers)
 
-    async def _handles(self, at: int) -> dict[str, Versioned[Handle]]:
+    async def _handles(self, pages: Pages) -> dict[str, Versioned[Handle]]:
         found: dict[str, Versioned[Handle]] = {}
-        async for key, kv in self._pages(HANDLES_PREFIX, at):
+        async for key, kv in pages.objects(HANDLES_PREFIX):
             if isinstance(key, HandleKey):
                 handle = self._decoded(key, kv, Handle)
                 if handle is not None:
@@ -133,11 +129,11 @@ class SnapshotReader:
         return found
 
     async def _endpoints(
-        self, at: int
+        self, pages: Pages
     ) -> tuple[dict[ResourceKey, Versioned[WorkloadEndpoint]], frozenset[str]]:
         found: dict[ResourceKey, Versioned[WorkloadEndpoint]] = {}
         unreadable_on: set[str] = set()
-        async for key, kv in self._pages(prefix_of(WorkloadEndpoint.kind), at):
+        async for key, kv in pages.objects(prefix_of(WorkloadEndpoint.kind)):
             if not isinstance(key, ResourceKey):
                 continue
             endpoint = self._decoded(key, kv, WorkloadEndpoint)
@@ -147,20 +143,10 @@ class SnapshotReader:
                 found[key] = Versioned(endpoint, kv.mod_revision)
         return found, frozenset(unreadable_on)
 
-    async def _alive(self, at: int) -> frozenset[str]:
+    async def _alive(self, pages: Pages) -> frozenset[str]:
         """Nodes whose felix has a report with a lease."""
-        pages = self._pages(FELIX_PREFIX, at, keys_only=True)
-        return frozenset([key.host async for key, _ in pages if isinstance(key, FelixStatusKey)])
-
-    async def _pages(
-        self, prefix: str, at: int, *, keys_only: bool = False
-    ) -> AsyncIterator[tuple[Key, KeyValue]]:
-        pages = self._datastore.list_pages(prefix, revision=at, keys_only=keys_only)
-        async for page in pages:
-            for kv in page.kvs:
-                key = parse(kv.key)
-                if key is not None:
-                    yield key, kv
+        keys = [key async for key, _ in pages.objects(FELIX_PREFIX, keys_only=True)]
+        return frozenset(key.host for key in keys if isinstance(key, FelixStatusKey))
 
     def _decoded(
         self, key: Key, kv: KeyValue, kind: type[M], check: Callable[[M], None] | None = None
