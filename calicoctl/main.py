@@ -29,6 +29,7 @@ _COMMANDS = {
     "label": ("calicoctl.commands.label", "label"),
     "node": ("calicoctl.commands.node", "node"),
     "patch": ("calicoctl.commands.patch", "patch"),
+    "policy": ("calicoctl.commands.policy", "policy"),
     "replace": ("calicoctl.commands.crud", "replace"),
     "validate": ("calicoctl.commands.crud", "validate"),
     "version": ("calicoctl.commands.version", "version"),

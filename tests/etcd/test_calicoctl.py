@@ -11,6 +11,7 @@ from ipam.blocks import new_block
 from libcalico.model.codec import encode
 from libcalico.model.keys import BlockKey, path_of
 from libcalico.testing.etcd import EtcdCluster
+from tests.support import calc
 
 POOL = """\
 apiVersion: projectcalico.org/v3
@@ -330,3 +331,64 @@ def test_ipam_show_of_an_empty_cluster(ctl):
     assert "invalid IP address specified: here" in ctl.err
     assert "StrictAffinity to: true" in ctl("ipam", "configure", "--strictaffinity=true")
     assert "| StrictAffinity               | true " in ctl("ipam", "show", "--show-configuration")
+
+
+# -- policy explain ----------------------------------------------------------------------------
+
+CLUSTER = """\
+{apiVersion: projectcalico.org/v3, kind: Profile, metadata: {name: kns.prod},
+ spec: {ingress: [{action: Allow}], egress: [{action: Allow}]}}
+---
+{apiVersion: projectcalico.org/v3, kind: NetworkPolicy, metadata: {name: only-80, namespace: prod},
+ spec: {selector: app == 'db',
+        ingress: [{action: Allow, protocol: TCP, destination: {ports: [80]}}]}}
+---
+{apiVersion: projectcalico.org/v3, kind: StagedNetworkPolicy,
+ metadata: {name: only-80, namespace: prod}, spec: {selector: app == 'db', types: [Ingress]}}
+"""
+
+
+def store_pods(etcd: EtcdCluster) -> None:
+    for pod, address, labels in (("web", "10.0.0.1", {}), ("db", "10.0.0.2", {"app": "db"})):
+        key, value = calc.wep(
+            f"n1-k8s-{pod}-eth0",
+            address,
+            pod=pod,
+            endpoint="eth0",
+            interface_name=f"cali{pod}",
+            labels=labels,
+            profiles=("kns.prod",),
+        )
+        etcd.ctl("put", path_of(key), encode(value).decode())
+
+
+def test_policy_explain_names_what_decides_now_and_if_it_were_staged(ctl, etcd):
+    ctl("apply", "-f", ctl.file(CLUSTER))
+    store_pods(etcd)
+    said = ctl("policy", "explain", "prod/web", "prod/db", "tcp/80").splitlines()
+    assert said[0] == "allowed: tcp 10.0.0.1 -> 10.0.0.2 port 80"
+    assert "  decided by tier default, NetworkPolicy prod/only-80, rule 0" in said
+    said = ctl("policy", "explain", "10.0.0.1", "prod/db", "udp/80").splitlines()
+    assert said[0] == "denied: udp 10.0.0.1 -> 10.0.0.2 port 80"
+    assert said[-1] == "  decided by the end of tier default: no rule of its policies matched"
+    ctl("policy", "explain", "prod/web", "prod/db", "tcp/80", "--staged", "-o", "json")
+    assert json.loads(ctl.out)["allowed"] is False
+    ctl("policy", "explain", "prod/nobody", "prod/db", "tcp/80", code=1)
+    assert ctl.err == 'prod/nobody: there is no workload "nobody" in namespace "prod"\n'
+
+
+def test_policy_explain_reads_what_felix_would_believe(ctl, etcd):
+    ctl("apply", "-f", ctl.file(CLUSTER))
+    store_pods(etcd)
+    prefix = "/calico/resources/v3/projectcalico.org/"
+    broken = calc.np("broken", selector="app ==", types=("Ingress",))[1]
+    etcd.ctl("put", prefix + "networkpolicies/prod/broken", encode(broken).decode())
+    etcd.ctl("put", prefix + "networkpolicies/prod/torn", "{not json")
+    etcd.ctl("put", prefix + "felixconfigurations/default", json.dumps(
+        {"kind": "FelixConfiguration", "apiVersion": "projectcalico.org/v3",
+         "metadata": {"name": "default"}, "spec": {"vxlanPort": 80}}))  # fmt: skip
+    assert ctl("policy", "explain", "prod/web", "prod/db", "tcp/80").startswith("allowed")
+    assert ctl.err.count("ignored, as felix does: ") == 2
+    assert "prod/broken" in ctl.err
+    said = ctl("policy", "explain", "prod/web", "prod/db", "udp/80").splitlines()
+    assert said[-1] == "  decided by encapsulated packet from a workload"
