@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.cni_node import CniNode
 from tests.support.netns import Namespace, NamespaceSet, why_unavailable
 
 HERE = Path(__file__).parent
@@ -31,3 +33,14 @@ def netns() -> Iterator[NamespaceSet]:
 @pytest.fixture
 def node(netns: NamespaceSet) -> Namespace:
     return netns.make("node")
+
+
+@pytest.fixture
+def cni_node(netns: NamespaceSet, tmp_path: Path) -> CniNode:
+    """A node of the test's own; felix is not running yet."""
+    reason = why_unavailable("nft")
+    if not reason and shutil.which("etcd") is None:
+        reason = "etcd is not installed"
+    if reason:
+        pytest.skip(reason)
+    return CniNode(netns, tmp_path)

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
-from pathlib import Path
 
 import pytest
 
 from libcalico.model.names import k8s_interface_name
 from tests.support.cni_node import CONF, ETCD, CniNode
-from tests.support.netns import NamespaceSet, can_ping, eventually, why_unavailable
+from tests.support.netns import can_ping, eventually
 
 WEB = "node--1-k8s-web-eth0"
 HOST_END = k8s_interface_name("prod", "web", prefix="cali")
 
 
 @pytest.fixture
-def node(netns: NamespaceSet, tmp_path: Path) -> CniNode:
-    reason = why_unavailable("nft")
-    if not reason and shutil.which("etcd") is None:
-        reason = "etcd is not installed"
-    if reason:
-        pytest.skip(reason)
-    return CniNode(netns, tmp_path)
+def node(cni_node: CniNode) -> CniNode:
+    return cni_node
 
 
 @pytest.fixture

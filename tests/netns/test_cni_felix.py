@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.cni_felix import POD_CIDRS, CniNode
 from tests.support.cni_list import NetworkList, PluginFailed
+from tests.support.cni_node import POD_CIDRS, CniNode, pool
 from tests.support.netns import (
     Namespace,
     NamespaceSet,
@@ -44,7 +44,10 @@ def module_netns() -> Iterator[NamespaceSet]:
 @pytest.fixture(scope="module")
 def shared(module_netns: NamespaceSet, tmp_path_factory: pytest.TempPathFactory) -> CniNode:
     node = CniNode(module_netns, tmp_path_factory.mktemp("cninode"))
-    return node.__enter__()
+    node.store(pool("other", "10.66.0.0/26", node_selector="!all()"))
+    node.start_felix(FELIX_WORKLOADSOURCESPOOFING="Any", FELIX_MTUIFACEPATTERN="^up0$")
+    node.wait_ready()
+    return node
 
 
 @pytest.fixture
@@ -140,8 +143,8 @@ def test_annotations_choose_addresses_pools_families_and_mac(node, pod):
     assert result["interfaces"][1]["mac"] == "1c:0c:0a:c0:ff:ee"
     assert "1c:0c:0a:c0:ff:ee" in pod.run("ip", "link", "show", "eth0")
     remove(node, pod, conf)
-    for pool in ("other", "10.66.0.0/26"):
-        conf = with_annotations(ipv4pools=[pool], ipFamilies=["IPv4"])
+    for wanted in ("other", "10.66.0.0/26"):
+        conf = with_annotations(ipv4pools=[wanted], ipFamilies=["IPv4"])
         (address,) = addresses(add(node, pod, conf))
         assert address.startswith("10.66.0."), "though the pool's node selector is for nobody"
         remove(node, pod, conf)
@@ -165,14 +168,14 @@ def test_a_sticky_address_moves_to_the_next_container_with_its_route(node, netns
     first = addresses(add(node, old, conf, CNI_CONTAINERID="c1", CNI_ARGS=args))
     assert all(can_ping(node.ns, address) for address in first)
     assert addresses(add(node, new, conf, CNI_CONTAINERID="c2", CNI_ARGS=args)) == first
-    (endpoint,) = node.endpoints()
-    assert endpoint["spec"]["containerID"] == "c2"
-    wire = endpoint["spec"]["interfaceName"]
+    (spec,) = node.endpoint_specs().values()
+    assert spec["containerID"] == "c2"
+    wire = spec["interfaceName"]
     assert all(f"dev {wire} " in node.ns.run("ip", "route", "get", a) for a in first)
     remove(node, old, conf, CNI_CONTAINERID="c1", CNI_ARGS=args)
     assert all(can_ping(node.ns, address) for address in first)
     remove(node, new, conf, CNI_CONTAINERID="c2", CNI_ARGS=args)
-    assert node.endpoints() == []
+    assert node.endpoints() == {}
     assert addresses(add(node, third, conf, CNI_CONTAINERID="c3", CNI_ARGS=args)) == first
     assert all(can_ping(node.ns, address) for address in first)
     remove(node, third, conf, CNI_CONTAINERID="c3", CNI_ARGS=args)
@@ -192,9 +195,9 @@ def test_addresses_without_ipam_and_floating_ones_need_their_feature(node, pod):
         floatingIPs=["203.0.113.9"],
     )
     assert addresses(add(node, pod, both)) == ["10.99.0.1"]
-    (endpoint,) = node.endpoints()
+    (spec,) = node.endpoint_specs().values()
     nat = {"internalIP": "10.99.0.1", "externalIP": "203.0.113.9"}
-    assert endpoint["spec"]["ipNATs"] == [nat]
+    assert spec["ipNATs"] == [nat]
     assert node.stored("/calico/ipam/v2/handle/") == {}
     remove(node, pod, both)
     without_target = with_annotations(
@@ -213,9 +216,9 @@ def test_limits_and_spoofed_prefixes_are_recorded(node, pod):
     given["qos.projectcalico.org/dscp"] = "EF"
     conf["runtimeConfig"]["bandwidth"] = {"EgressRate": 5_000_000, "EgressBurst": 4294967295}
     add(node, pod, conf)
-    (endpoint,) = node.endpoints()
-    assert endpoint["spec"]["allowSpoofedSourcePrefixes"] == ["198.51.100.0/24"]
-    assert endpoint["spec"]["qosControls"] == {
+    (spec,) = node.endpoint_specs().values()
+    assert spec["allowSpoofedSourcePrefixes"] == ["198.51.100.0/24"]
+    assert spec["qosControls"] == {
         "ingressBandwidth": 10_000_000,
         "ingressBurst": 2**32,
         "egressBandwidth": 5_000_000,
@@ -251,14 +254,14 @@ def test_host_local_gets_the_nodes_pod_cidrs_and_custom_routes(node, pod, tmp_pa
 
 
 def test_without_pod_cidrs_of_the_family_the_error_says_so(node, pod, tmp_path):
-    key = "/calico/resources/v3/projectcalico.org/nodes/here"
+    key = "/calico/resources/v3/projectcalico.org/nodes/node-1"
     before = node.stored(key)[key]
     stored = json.loads(before)
     stored["status"] = {"podCIDRs": [POD_CIDRS[0]]}
     node.ns.run("etcdctl", "put", key, json.dumps(stored))
     error = refused(node, pod, host_local(tmp_path, subnet="usePodCidrIPv6"))
     assert error["code"] == 7
-    assert "usePodCidrIPv6 found, but Node here has no IPv6 pod CIDR" in error["msg"]
+    assert "usePodCidrIPv6 found, but Node node-1 has no IPv6 pod CIDR" in error["msg"]
     node.ns.run("etcdctl", "put", key, before)
 
 
@@ -340,7 +343,7 @@ def test_a_node_name_that_is_not_felixs_is_refused(node, pod, tmp_path):
     assert (error["code"], "nodename" in error["msg"]) == (7, True)
     named = tmp_path / "nodename"
     assert "does not exist" in refused(node, pod, {**CONF, "nodename_file": str(named)})["msg"]
-    named.write_text("here\n")
+    named.write_text("node-1\n")
     add(node, pod, {**CONF, "nodename_file": str(named)})
     remove(node, pod, CONF)
     named.write_text("other")

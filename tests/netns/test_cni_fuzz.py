@@ -17,7 +17,7 @@ import pytest
 from cni import install
 from tests.support.cni_fuzz import Pair, Places
 from tests.support.cni_node import CniNode
-from tests.support.netns import Namespace, NamespaceSet, eventually, why_unavailable
+from tests.support.netns import Namespace, NamespaceSet, eventually
 
 PODS, AT_ONCE, BOUND_S = 14, 8, 30.0
 WITH_FELIX, WITHOUT_FELIX = 900, 100
@@ -25,20 +25,20 @@ SILENT = (b"DEL", b"CHECK", b"GC", b"STATUS")
 
 
 @pytest.fixture
-def node(netns: NamespaceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CniNode:
-    reason = why_unavailable("nft")
-    if not reason and shutil.which("etcd") is None:
-        reason = "etcd is not installed"
-    if reason:
-        pytest.skip(reason)
+def c_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one a node gets where there is a compiler."""
     has_compiler = any(map(shutil.which, ("cc", "gcc", "clang")))
     monkeypatch.setenv("CALICO_CNI_CLIENT", "c" if has_compiler else "python")
-    made = CniNode(netns, tmp_path)
+
+
+@pytest.fixture
+def node(c_client: None, cni_node: CniNode, monkeypatch: pytest.MonkeyPatch) -> CniNode:
+    made = cni_node
     monkeypatch.setenv("CALICO_CNI_CLIENT", "python")
     install.install(
         python_bin(made),
         None,
-        socket_path=tmp_path / "run" / "cni.sock",
+        socket_path=made.directory / "run" / "cni.sock",
         lib_dir=made.lib_dir,
         conflist=b"",
     )

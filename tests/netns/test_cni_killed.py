@@ -21,7 +21,7 @@ import pytest
 from libcalico.model.keys import ResourceKey, path_of
 from tests.support.cni_mortal import Plan
 from tests.support.cni_node import ETCD, NODE, ROOT, CniNode
-from tests.support.netns import Namespace, NamespaceSet, eventually, why_unavailable
+from tests.support.netns import Namespace, NamespaceSet, eventually
 
 pytestmark = pytest.mark.timeout(300)
 # Nothing is swept before the reboot, and no lease says after it that the node is alive.
@@ -138,13 +138,8 @@ class Mortal:
 
 
 @pytest.fixture
-def node(netns: NamespaceSet, tmp_path: Path) -> CniNode:
-    reason = why_unavailable("nft")
-    if not reason and shutil.which("etcd") is None:
-        reason = "etcd is not installed"
-    if reason:
-        pytest.skip(reason)
-    return CniNode(netns, tmp_path)
+def node(cni_node: CniNode) -> CniNode:
+    return cni_node
 
 
 def plans(crossings: dict[tuple[str, str], int]) -> Iterator[Plan]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
-from pathlib import Path
 
 import pytest
 
 from libcalico.model import Rule
 from tests.support import calc
 from tests.support.cni_node import CONF, CniNode
-from tests.support.netns import Namespace, NamespaceSet, can_ping, eventually, why_unavailable
+from tests.support.netns import Namespace, can_ping, eventually
 
 WEB, DB = "node--1-k8s-web-eth0", "node--1-k8s-db-eth0"
 RESERVE = "offline-reserve-node-1"
@@ -20,13 +18,8 @@ DENY = calc.np("no", selector="all()", ingress=(Rule(action="Deny"),), types=("I
 
 
 @pytest.fixture
-def node(netns: NamespaceSet, tmp_path: Path) -> CniNode:
-    reason = why_unavailable("nft")
-    if not reason and shutil.which("etcd") is None:
-        reason = "etcd is not installed"
-    if reason:
-        pytest.skip(reason)
-    return CniNode(netns, tmp_path)
+def node(cni_node: CniNode) -> CniNode:
+    return cni_node
 
 
 @pytest.fixture

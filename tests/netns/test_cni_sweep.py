@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import pytest
 
 from tests.support.cni_node import CniNode
-from tests.support.netns import NamespaceSet, can_ping, eventually, why_unavailable
+from tests.support.netns import NamespaceSet, can_ping, eventually
 
 SWEEP = {"FELIX_STALEENDPOINTSWEEPINTERVALSECS": "1", "FELIX_STALEENDPOINTGRACESECS": "1"}
 
 
 @pytest.fixture
-def node(netns: NamespaceSet, tmp_path: Path) -> CniNode:
-    reason = why_unavailable("nft")
-    if not reason and shutil.which("etcd") is None:
-        reason = "etcd is not installed"
-    if reason:
-        pytest.skip(reason)
-    return CniNode(netns, tmp_path)
+def node(cni_node: CniNode) -> CniNode:
+    return cni_node
 
 
 def test_after_a_reboot_what_was_goes_and_what_lives_stays(node: CniNode, netns: NamespaceSet):

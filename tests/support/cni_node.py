@@ -1,7 +1,8 @@
 """One node with everything real: etcd, felix and the installed CNI client, in a namespace.
 
-Used by tests/netns/test_cni_away.py. `etcd` may be stopped, frozen and started again on its data;
-felix may be killed at any moment. `history` audits every revision since the beginning.
+Every test of the whole plugin uses it (fixture `cni_node`). Each part is a process of its own, as
+on a host: etcd may be stopped, frozen and started again on its data, felix killed at any moment.
+`violations` audits every revision since the beginning.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from libcalico.model.defaults import initial_cluster_information, with_defaults
 from libcalico.model.ippool import IPPoolSpec
 from libcalico.model.keys import key_of, path_of
 from libcalico.model.meta import ObjectMeta
+from libcalico.model.node import NodeStatus
 from tests.support import calc
 from tests.support.felix import ALLOW
 from tests.support.netns import Namespace, NamespaceSet, add_uplink, eventually
@@ -29,6 +32,9 @@ from tests.support.netns import Namespace, NamespaceSet, add_uplink, eventually
 NODE = "node-1"
 ETCD = "http://127.0.0.1:2379"
 ROOT = Path(__file__).parents[2]
+POD_CIDRS = ("10.88.0.0/24", "fd88::/112")
+ENDPOINTS = "/calico/resources/v3/projectcalico.org/workloadendpoints/"
+HANDLES = "/calico/ipam/v2/handle/"
 START_S = 30.0  # a busy machine imports Python modules slowly
 CONF: dict[str, Any] = {
     "cniVersion": "1.0.0",
@@ -43,7 +49,16 @@ def pod_args(pod: str) -> str:
     return f"IgnoreUnknown=1;K8S_POD_NAMESPACE=prod;K8S_POD_NAME={pod}"
 
 
+def pool(name: str, cidr: str, **spec: Any) -> Any:
+    """Key and value of a pool with the defaults calicoctl gives it."""
+    metadata = ObjectMeta(name=name)
+    made = with_defaults(IPPool(metadata=metadata, spec=IPPoolSpec(cidr=cidr, **spec)))
+    return key_of(made), made
+
+
 class CniNode:
+    """With its etcd running; felix is started by the test."""
+
     def __init__(self, netns: NamespaceSet, directory: Path) -> None:
         self.directory = directory
         self.ns = netns.make("node")
@@ -73,14 +88,13 @@ class CniNode:
         (self.lib_dir / "cni-datastore.cfg").write_text(json.dumps(document))
 
     def _seed(self) -> None:
+        status = NodeStatus(pod_cidrs=POD_CIDRS)
         resources: list[Any] = [
             initial_cluster_information("0" * 32),
-            Node(metadata=ObjectMeta(name=NODE)),
+            Node(metadata=ObjectMeta(name=NODE), status=status),
         ]
-        for name, cidr in (("v4", "10.65.0.0/24"), ("v6", "fd65::/112")):
-            spec = IPPoolSpec(cidr=cidr)
-            resources.append(with_defaults(IPPool(metadata=ObjectMeta(name=name), spec=spec)))
         objects = [(key_of(resource), resource) for resource in resources]
+        objects += [pool("v4", "10.65.0.0/24"), pool("v6", "fd65::/112")]
         objects.append(calc.tier("default", 1_000_000, "Deny"))
         objects.append(calc.profile("kns.prod", ingress=(ALLOW,), egress=(ALLOW,)))
         objects.append(calc.profile("ksa.prod.default"))
@@ -163,27 +177,38 @@ class CniNode:
 
     # ---- the plugin ----------------------------------------------------------------------------
 
+    @property
+    def path(self) -> str:
+        return f"{self.bin_dir}:/usr/lib/cni"
+
     def start_call(
         self, verb: str, container: str, netns: str, pod: str = "web", **more: Any
     ) -> subprocess.Popen[bytes]:
-        """Execute the installed client as a runtime does."""
-        environ = {
+        """Execute the installed client as a runtime does, for a pod of this name."""
+        conf = more.get("conf", CONF)
+        environ = {"CNI_CONTAINERID": container, "CNI_ARGS": pod_args(pod)}
+        return self._start(verb, netns, conf, "calico", environ)
+
+    def _start(
+        self, verb: str, netns: str, conf: dict[str, Any], plugin: str, environ: dict[str, str]
+    ) -> subprocess.Popen[bytes]:
+        variables = {
             "CNI_COMMAND": verb,
-            "CNI_CONTAINERID": container,
+            "CNI_CONTAINERID": "c1",
             "CNI_IFNAME": "eth0",
             "CNI_NETNS": netns,
-            "CNI_ARGS": pod_args(pod),
-            "CNI_PATH": f"{self.bin_dir}:/usr/lib/cni",
+            "CNI_PATH": self.path,
+            **environ,
         }
         process = self.ns.spawn(
-            str(self.bin_dir / "calico"),
-            env=environ,
+            str(self.bin_dir / plugin),
+            env=variables,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
         assert process.stdin is not None
-        process.stdin.write(json.dumps(more.get("conf", CONF)).encode())
+        process.stdin.write(json.dumps(conf).encode())
         process.stdin.close()
         process.stdin = None
         return process
@@ -192,10 +217,31 @@ class CniNode:
         self, verb: str, container: str, netns: str, pod: str = "web", **more: Any
     ) -> tuple[int, dict[str, Any]]:
         """The same to its end; exit code and decoded answer."""
-        process = self.start_call(verb, container, netns, pod, **more)
-        stdout, stderr = process.communicate(timeout=90)
-        assert b"Traceback" not in stderr, stderr.decode()
-        return process.returncode, json.loads(stdout) if stdout.strip() else {}
+        return _answer(self.start_call(verb, container, netns, pod, **more))
+
+    def cni(
+        self,
+        verb: str,
+        netns: str = "",
+        *,
+        conf: dict[str, Any],
+        plugin: str = "calico",
+        **environ: str,
+    ) -> tuple[int, dict[str, Any]]:
+        """Any call, of container c1 unless a variable says otherwise."""
+        return _answer(self._start(verb, netns, conf, plugin, environ))
+
+    def execute(
+        self, plugin: str, *arguments: str, env: dict[str, str], stdin: bytes = b""
+    ) -> subprocess.CompletedProcess[bytes]:
+        command = ["nsenter", f"--net={self.ns.path}", str(self.bin_dir / plugin), *arguments]
+        return subprocess.run(
+            command, env=env, input=stdin, capture_output=True, timeout=60, check=False
+        )
+
+    def calicoctl(self, *arguments: str) -> str:
+        environ = ("env", f"ETCD_ENDPOINTS={ETCD}", "DATASTORE_TYPE=etcdv3")
+        return self.ns.run(*environ, str(Path(sys.executable).with_name("calicoctl")), *arguments)
 
     def add(self, container: str, where: Namespace, pod: str = "web", **more: Any) -> list[str]:
         """An ADD that works; returns the addresses."""
@@ -209,13 +255,29 @@ class CniNode:
         listed = self.ns.run("etcdctl", "get", "", "--from-key", "--keys-only").split()
         return [key for key in listed if part in key]
 
+    def stored(self, prefix: str) -> dict[str, str]:
+        """Keys and values of the datastore below a path."""
+        shown = self.ns.run("etcdctl", "get", "--prefix", prefix, "-w", "json")
+        found = json.loads(shown).get("kvs", ())
+        return {b64decode(kv["key"]).decode(): b64decode(kv["value"]).decode() for kv in found}
+
+    def endpoint_specs(self) -> dict[str, dict[str, Any]]:
+        """By name."""
+        stored = self.stored(ENDPOINTS)
+        return {key.rpartition("/")[2]: json.loads(value)["spec"] for key, value in stored.items()}
+
     def endpoints(self) -> dict[str, str]:
         """Container ids of the stored endpoints by name."""
-        found = {}
-        for key in self.keys("/workloadendpoints/"):
-            value = json.loads(self.ns.run("etcdctl", "get", key, "--print-value-only"))
-            found[key.rpartition("/")[2]] = value["spec"]["containerID"]
-        return found
+        return {name: spec["containerID"] for name, spec in self.endpoint_specs().items()}
+
+    def leftovers(self) -> list[str]:
+        """What pods could have left: endpoints, handles, interfaces, routes."""
+        left = [*self.stored(ENDPOINTS), *self.stored(HANDLES)]
+        left += [line for line in self.ns.run("ip", "-o", "link").splitlines() if ": cali" in line]
+        for family in ("-4", "-6"):
+            shown = self.ns.run("ip", family, "route", "show", "table", "all")
+            left += [line for line in shown.splitlines() if " cali" in line]
+        return left
 
     def handles(self) -> set[str]:
         return {key.rpartition("/")[2] for key in self.keys("/ipam/v2/handle/")}
@@ -258,3 +320,9 @@ class CniNode:
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
+
+
+def _answer(process: subprocess.Popen[bytes]) -> tuple[int, dict[str, Any]]:
+    stdout, stderr = process.communicate(timeout=90)
+    assert b"Traceback" not in stderr, stderr.decode()
+    return process.returncode, json.loads(stdout) if stdout.strip() else {}
