@@ -10,7 +10,8 @@ felix.rules.host.
       interface that appears is policed. One that expects addresses follows them;
   N3  an interface that some endpoint governs has an entry at every stage where the `*` endpoint has
       something to say, if only to say that its own has not;
-  N4  maps and base chains exist while something is in them (HR1 of felix.rules.host).
+  N4  base chains exist while something is asked there, maps while they look something up (HR1 of
+      felix.rules.host, W1 of nft_wanted).
 """
 
 from __future__ import annotations
@@ -62,6 +63,10 @@ class HostRulesManager:
         self._is_dirty = False
         for chain in host.needed_chains(settings):
             wanted.want_chain(chain)
+        for stage in host.STAGES:
+            # An element the kernel refuses leaves one interface unpoliced, and says so; refusing
+            # all of them would unpolice every interface.
+            wanted.want_set(stage.map, isolates_elements=True)
 
     # ------------------------------------------------------------------------------- inputs
 
@@ -145,10 +150,6 @@ class HostRulesManager:
         self, stage: HostStage, before: Mapping[str, _Governed], after: Mapping[str, _Governed]
     ) -> None:
         had, has = before.keys() - {ANY_INTERFACE}, after.keys() - {ANY_INTERFACE}
-        if has and not had:
-            # An element the kernel refuses leaves one interface unpoliced, and says so; refusing
-            # all of them would unpolice every interface.
-            self._wanted.want_set(stage.map, isolates_elements=True)
         for ifname in has:
             found = after[ifname]
             name = _chain_name(found)
@@ -156,8 +157,6 @@ class HostRulesManager:
             self._wanted.want_entry(stage.map.name, ifname_bytes(ifname), value)
         for ifname in had - has:
             self._wanted.want_entry(stage.map.name, ifname_bytes(ifname), None)
-        if had and not has:
-            self._wanted.drop_set(stage.map.name)
 
     def _settle_chains(self, stage: HostStage, present: _Stage, *, uses_marks: bool) -> None:
         default = _chain_name(present.governed.get(ANY_INTERFACE))
