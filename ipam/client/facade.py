@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from ipam.affinity import Versioned
 from ipam.client.affinities import AffinityClient
 from ipam.client.assign import Assigner
 from ipam.client.claims import Claims
@@ -99,11 +98,17 @@ class IpamClient:
 
     async def blocks(self) -> list[Block]:
         """Every block of both families, in key order."""
+        return (await self.stored_blocks())[0]
+
+    async def stored_blocks(self) -> tuple[list[Block], list[str]]:
+        """As `blocks`, and the CIDRs of those that do not parse."""
         found: list[Block] = []
+        unreadable: list[str] = []
         for version in (4, 6):
-            listed: Iterable[Versioned[Block]] = (await self.records.blocks(version)).values()
-            found += [record.value for record in listed if record.value is not None]
-        return found
+            listed, others = await self.records.stored_blocks(version)
+            found += [record.value for record in listed.values() if record.value is not None]
+            unreadable += others
+        return found, unreadable
 
     def collector(self, may_write: Callable[[], bool] = lambda: True) -> Collector:
         """What finds and gives back garbage; `may_write` is asked before each step."""

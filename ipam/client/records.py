@@ -10,8 +10,8 @@ Source: datamodel §1.2, §1.6, §2.2.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -38,6 +38,7 @@ from libcalico.runtime import log
 
 LOG = log.get(__name__)
 M = TypeVar("M", bound=Model)
+K = TypeVar("K", BlockKey, BlockAffinityKey, HandleKey)
 
 _TYPE_BY_KEY: dict[type[Key], type[Model]] = {
     BlockKey: Block,
@@ -66,6 +67,14 @@ class Committed:
     found: tuple[KeyValue | None, ...] = ()
 
 
+@dataclass(slots=True)
+class _Listed(Generic[K, M]):
+    """What is stored below a prefix, in key order."""
+
+    readable: list[tuple[K, Versioned[M]]] = field(default_factory=list)
+    unreadable: list[K] = field(default_factory=list)
+
+
 class Records:
     """Typed access to one datastore. Counts its round trips, for metrics and benchmarks."""
 
@@ -88,7 +97,7 @@ class Records:
         """By block CIDR, in key order."""
         prefix = affinities_prefix(owner.host, version, owner.type)
         found: dict[str, Versioned[BlockAffinity]] = {}
-        for key, record in await self._list(prefix, BlockAffinityKey, BlockAffinity):
+        for key, record in (await self._list(prefix, BlockAffinityKey, BlockAffinity)).readable:
             found[key.cidr] = record
         return found
 
@@ -96,12 +105,17 @@ class Records:
         self, prefix: str
     ) -> list[tuple[BlockAffinityKey, Versioned[BlockAffinity]]]:
         """Affinities of all owners of one type."""
-        return await self._list(prefix, BlockAffinityKey, BlockAffinity)
+        return (await self._list(prefix, BlockAffinityKey, BlockAffinity)).readable
 
     async def blocks(self, version: int) -> dict[str, Versioned[Block]]:
         """Every block of a family, by CIDR, in key order."""
-        found = await self._list(blocks_prefix(version), BlockKey, Block)
-        return {key.cidr: record for key, record in found}
+        return (await self.stored_blocks(version))[0]
+
+    async def stored_blocks(self, version: int) -> tuple[dict[str, Versioned[Block]], list[str]]:
+        """As `blocks`, and the CIDRs of those that do not parse."""
+        listed = await self._list(blocks_prefix(version), BlockKey, Block)
+        found = {key.cidr: record for key, record in listed.readable}
+        return found, [key.cidr for key in listed.unreadable]
 
     async def block_cidrs(self, version: int) -> list[Network]:
         """As `blocks`, without the values."""
@@ -112,8 +126,8 @@ class Records:
 
     async def handles(self) -> dict[str, Versioned[Handle]]:
         """Every handle by its id."""
-        found = await self._list(HANDLES_PREFIX, HandleKey, Handle)
-        return {key.handle_id: record for key, record in found}
+        listed = await self._list(HANDLES_PREFIX, HandleKey, Handle)
+        return {key.handle_id: record for key, record in listed.readable}
 
     async def commit(self, changes: Sequence[Change]) -> Committed:
         """All changes in one transaction, or none. Errors: DatastoreUnavailable (outcome open)."""
@@ -127,23 +141,19 @@ class Records:
         self.reads += 1
         return versioned(key, await self.datastore.get(path_of(key)), kind)
 
-    async def _list(
-        self, prefix: str, key_type: type[K], kind: type[M]
-    ) -> list[tuple[K, Versioned[M]]]:
+    async def _list(self, prefix: str, key_type: type[K], kind: type[M]) -> _Listed[K, M]:
         self.reads += 1
-        found: list[tuple[K, Versioned[M]]] = []
+        found: _Listed[K, M] = _Listed()
         for kv in (await self.datastore.list(prefix)).kvs:
             key = parse(kv.key)
             if not isinstance(key, key_type):
                 continue
             try:
-                found.append((key, versioned(key, kv, kind)))
+                found.readable.append((key, versioned(key, kv, kind)))
             except DecodeError as err:
+                found.unreadable.append(key)
                 LOG.warning("ipam record skipped", key=kv.key, error=err)
         return found
-
-
-K = TypeVar("K", BlockKey, BlockAffinityKey, HandleKey)
 
 
 def versioned(key: Key, kv: KeyValue | None, kind: type[M]) -> Versioned[M]:

@@ -275,6 +275,17 @@ def test_6_8_one_address_is_shown_released_and_rests(ctl: Ctl, cluster: EtcdClus
     assert ctl.err == "address 10.10.0.1 is in cooldown\n"
 
 
+def test_ipam_show_says_which_blocks_it_cannot_read(ctl: Ctl, cluster: EtcdCluster):
+    whole = ctl("ipam", "show", "--show-blocks")
+    assert (ctl.err, "10.10.0.0/29" in whole) == ("", True)
+    cluster.ctl("put", path_of(BlockKey("10.10.0.0/29")), "{")
+    for option in ("--show-blocks", "--show-borrowed"):
+        assert "10.10.0.0/29" not in ctl("ipam", "show", option)
+        assert ctl.err == (
+            "warning: IPAM blocks that do not parse are left out (see ipam check): 10.10.0.0/29\n"
+        )
+
+
 def test_6_8_settings_are_set_together_or_not_at_all(ctl: Ctl, etcd: EtcdCluster):
     ctl("apply", "-f", ctl.file(CLUSTER))
     ctl("ipam", "configure", "--max-blocks-per-host=4", code=1)

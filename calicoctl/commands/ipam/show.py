@@ -5,7 +5,7 @@ Layer: edge; the tables are datamodel 6.8's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import click
 
@@ -18,12 +18,13 @@ from ipam.client import IpamClient
 from ipam.errors import AddressUnassigned
 from ipam.leaks import Allocation, Standing
 from ipam.requests import Assignment
-from ipam.utilization import BlockUse, PoolUse
+from ipam.utilization import BlockUse, PoolUse, utilization
 from libcalico.errors import NotFound
 from libcalico.model.ipam import Block, IpamConfig
 from libcalico.net import Address
 
 _USE_HEADERS = ("GROUPING", "CIDR", "IPS TOTAL", "IPS IN USE", "IPS RESERVED", "IPS FREE")
+_NAMED = 3
 _BORROWED_HEADERS = ("IP", "BORROWING-NODE", "BLOCK", "BLOCK OWNER", "TYPE", "ALLOCATED-TO")
 
 
@@ -51,9 +52,13 @@ def show(
             return await _describe(client, wanted)
         if show_configuration:
             return configuration_text(await client.settings.get())
+        blocks, unreadable = await client.stored_blocks()
+        if unreadable:
+            click.echo(unreadable_text(unreadable), err=True)
         if show_borrowed:
-            return borrowed_text(await client.blocks())
-        return use_text(await client.utilization(), show_blocks)
+            return borrowed_text(blocks)
+        facts = await client.source.facts()
+        return use_text(utilization(facts.pools, blocks, facts.reservations), show_blocks)
 
     click.echo(run(ctx, config, work))
 
@@ -79,6 +84,13 @@ def assignment_text(assignment: Assignment) -> str:
         pairs = sorted(assignment.alternate_attributes.items())
         lines += [f"  {key}: {value}" for key, value in pairs]
     return "\n".join(lines)
+
+
+def unreadable_text(cidrs: Sequence[str]) -> str:
+    """One line, however many they are."""
+    named, more = ", ".join(cidrs[:_NAMED]), len(cidrs) - _NAMED
+    shown = named if more <= 0 else f"{named} and {more} more"
+    return f"warning: IPAM blocks that do not parse are left out (see ipam check): {shown}"
 
 
 def use_text(pools: Iterable[PoolUse], show_blocks: bool) -> str:

@@ -48,6 +48,12 @@ def test_6_8_orphans_have_rows_and_no_pool_row():
     assert rows[3].startswith("| Block    | 10.9.0.0/26 |")
 
 
+def test_blocks_that_are_left_out_are_named_in_one_line():
+    said = "warning: IPAM blocks that do not parse are left out (see ipam check): "
+    assert show.unreadable_text(["a", "b", "c"]) == f"{said}a, b, c"
+    assert show.unreadable_text(["a", "b", "c", "d", "e"]) == f"{said}a, b, c and 2 more"
+
+
 def test_6_8_borrowed_is_what_another_node_holds_or_nobodys_block():
     stored = [
         block(pod("own"), Holder("t", {"node": "n2", "type": "ipipTunnelAddress"}),
