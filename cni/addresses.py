@@ -19,9 +19,10 @@ from cni.skel import CniError, Code, Request
 from ipam import pools
 from ipam.client import IpamClient
 from ipam.client.sticky import Bound
+from ipam.errors import PoolRefused
 from ipam.requests import PLUGIN_ATTRIBUTE, WORKLOAD, AssignIP, AutoAssign, Release
 from libcalico.errors import AlreadyExists, NotFound, PoolExhausted
-from libcalico.net import parse_ip
+from libcalico.net import Network, parse_ip
 
 
 class AddressManager(Protocol):
@@ -69,6 +70,16 @@ def is_delegated(conf: NetConf) -> bool:
     return conf.ipam.type not in ("", CALICO_IPAM)
 
 
+def named_pools(
+    named: Sequence[str], known: Sequence[pools.Pool], version: int
+) -> tuple[Network, ...]:
+    """The CIDRs of what `ipv4_pools` or `ipv6_pools` names. Errors: CniError code 7."""
+    try:
+        return pools.resolve(named, known, version)
+    except PoolRefused as err:
+        raise CniError(Code.INVALID_CONFIG, f"ipv{version}_pools: {err}") from err
+
+
 class Addresses:
     """The AddressManager of the agent. `now` gives UTC, for the timestamp attribute."""
 
@@ -103,8 +114,8 @@ class Addresses:
             attributes=attributes,
             num_v4=int(conf.ipam.assign_ipv4),
             num_v6=int(conf.ipam.assign_ipv6),
-            pools_v4=pools.resolve(conf.ipam.ipv4_pools, known, 4),
-            pools_v6=pools.resolve(conf.ipam.ipv6_pools, known, 6),
+            pools_v4=named_pools(conf.ipam.ipv4_pools, known, 4),
+            pools_v6=named_pools(conf.ipam.ipv6_pools, known, 6),
         )
 
     async def claim(self, request: Request, conf: NetConf, workload: Workload) -> Bound:
@@ -202,7 +213,7 @@ class Addresses:
         )
         for version, is_wanted, named in wanted:
             usable = [p for p in known if p.version == version and p.enabled]
-            cidrs = set(pools.resolve(named, known, version)) if is_wanted else set()
+            cidrs = set(named_pools(named, known, version)) if is_wanted else set()
             if is_wanted and not any(not named or pool.cidr in cidrs for pool in usable):
                 return f"there is no enabled IP pool for IPv{version}"
         return ""

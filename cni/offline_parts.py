@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from cni.addresses import Addresses, is_delegated
+from cni.addresses import Addresses, is_delegated, named_pools
 from cni.endpoints import EndpointStore, Succession
 from cni.facts import Stored
 from cni.identity import Workload
@@ -134,7 +134,7 @@ class OfflineAddresses:
             host=workload.ids.node,
             use=WORKLOAD,
             node_labels=await self._source.node_labels(workload.ids.node),
-            explicit=pools.resolve(named, known, version),
+            explicit=named_pools(named, known, version),
         )
         return pools.select(known, query).usable
 

@@ -92,7 +92,8 @@ class _Reader:
             try:
                 found.append(convert(item))
             except InvalidInput as err:
-                raise _bad(name, str(err), item) from err
+                # The reason names the item.
+                raise _bad(name, str(err)) from err
         return tuple(found)
 
     def boolean(self, name: str) -> bool | None:
@@ -107,7 +108,7 @@ class _Reader:
 
 def _family(name: str) -> int:
     if name not in _FAMILY_BY_NAME:
-        raise InvalidInput("must be IPv4 or IPv6")
+        raise InvalidInput(f"must be IPv4 or IPv6, not {name!r}")
     return _FAMILY_BY_NAME[name]
 
 
@@ -115,8 +116,9 @@ def _cidr(text: str) -> str:
     return str(parse_cidr(text))
 
 
-def _bad(name: str, reason: str, value: str) -> CniError:
-    return CniError(Code.INVALID_CONFIG, f"annotation {PREFIX}{name}: {reason}", repr(value))
+def _bad(name: str, reason: str, value: str = "") -> CniError:
+    details = repr(value) if value else ""
+    return CniError(Code.INVALID_CONFIG, f"annotation {PREFIX}{name}: {reason}", details)
 
 
 def one_per_family(addresses: tuple[str, ...], where: str) -> tuple[str, ...]:

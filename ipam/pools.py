@@ -151,14 +151,17 @@ def _selects(pool: Pool, query: PoolQuery) -> bool:
 
 
 def resolve(entries: Iterable[str], pools: Sequence[Pool], version: int) -> tuple[Network, ...]:
-    """Pool names or CIDRs, as users write them, to CIDRs. Errors: PoolRefused."""
+    """Pool names or CIDRs, as users write them, to CIDRs: a name first, as Calico does.
+
+    Errors: PoolRefused."""
     cidr_by_name = {pool.name: pool.cidr for pool in pools}
     found: list[Network] = []
     for entry in entries:
         try:
             cidr = cidr_by_name.get(entry) or parse_cidr(entry)
         except AddressError as err:
-            raise PoolRefused(f'error parsing pool "{entry}": {err}') from err
+            said = f'"{entry}" is neither the name of an IP pool nor a CIDR'
+            raise PoolRefused(said) from err
         if cidr.version != version:
             raise PoolRefused(f'"{entry}" isn\'t a IPv{version} address')
         found.append(cidr)

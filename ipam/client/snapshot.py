@@ -168,7 +168,7 @@ def _refuse_malformed(block: Block) -> None:
     try:
         network_of_block(block.cidr)
     except AddressError as err:
-        raise InvalidInput(f"cidr: {block.cidr}: {err}") from err
+        raise InvalidInput(f"cidr: {err}") from err
     blocks.check_usable(block)
 
 

@@ -130,7 +130,7 @@ def _pool(kv: KeyValue) -> Pool | None:
     try:
         return from_resource(resource)
     except AddressError as err:
-        LOG.warning("pool has an invalid CIDR", key=kv.key, error=err)
+        LOG.warning("pool ignored", key=kv.key, error=err)
         return None
 
 

@@ -233,10 +233,7 @@ def proto_port(raw: str) -> ProtoPort:
     net_text, found, port_text = rest.rpartition(":")
     if not found:
         return ProtoPort(protocol.lower(), _failsafe_port(rest))
-    try:
-        net = cidr(net_text.replace("[", "").replace("]", ""))
-    except ValueError as err:
-        raise ValueError(f"invalid CIDR in {raw!r}: {err}") from err
+    net = cidr(net_text.replace("[", "").replace("]", ""))
     return ProtoPort(protocol.lower(), _failsafe_port(port_text), net)
 
 

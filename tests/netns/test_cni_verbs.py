@@ -514,6 +514,22 @@ async def test_calico_ipam_deletes_whatever_the_configuration_says_and_knows_its
     assert (code, error["code"]) == (1, 50)
 
 
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("no-such-pool", '"no-such-pool" is neither the name of an IP pool nor a CIDR'),
+        ("10.65.0.0/240", '"10.65.0.0/240" is neither the name of an IP pool nor a CIDR'),
+        ("v6", '"v6" isn\'t a IPv4 address'),
+    ],
+)
+async def test_a_pool_that_is_none_is_named_with_its_member(agent, pod, named, said):
+    conf = {**CONF, "ipam": {**CONF["ipam"], "ipv4_pools": [named]}}
+    code, error = await agent.call("ADD", CNI_NETNS=pod.path, CNI_ARGS=POD_ARGS, conf=conf)
+    assert (code, error["code"]) == (1, 7)
+    assert error["msg"] == f"ipv4_pools: {said}"
+    assert agent.leftovers() == []
+
+
 async def test_a_pod_goes_whatever_its_configuration_says(agent, pod):
     await add(agent, pod)
     ipam = {**CONF["ipam"], "assign_ipv4": 7}

@@ -85,6 +85,14 @@ def test_a_wrong_annotation_is_code_7_with_its_name(name, value, said):
     assert said in caught.value.msg
 
 
+def test_the_fault_of_an_address_is_said_once():
+    with pytest.raises(CniError) as caught:
+        wishes(ipAddrs=["10.0.0"])
+    assert str(caught.value) == (
+        "annotation cni.projectcalico.org/ipAddrs: invalid IP address: 10.0.0"
+    )
+
+
 def test_both_ways_of_choosing_addresses_exclude_each_other():
     with pytest.raises(CniError, match="at the same time"):
         wishes(ipAddrs=["10.0.0.1"], ipAddrsNoIpam=["10.0.0.2"])

@@ -164,7 +164,7 @@ def test_pools_are_named_by_name_or_cidr():
     assert pools.resolve(["a", "10.9.0.0/24"], known, 4) == (
         ip_network("10.1.0.0/16"), ip_network("10.9.0.0/24"),
     )  # fmt: skip
-    with pytest.raises(PoolRefused, match='error parsing pool "nosuch"'):
+    with pytest.raises(PoolRefused, match='"nosuch" is neither the name of an IP pool nor a CIDR'):
         pools.resolve(["nosuch"], known, 4)
     with pytest.raises(PoolRefused, match='"b" isn\'t a IPv4 address'):
         pools.resolve(["b"], known, 4)
