@@ -216,10 +216,12 @@ class _Evaluation:
         packet = self._packet
         if self._stage is Stage.FORWARD:
             return None
+        # The policy of an early stage is not asked; the stages after it are.
+        outcome = Outcome.ALLOW if self._stage is Stage.NORMAL else Outcome.UNDECIDED
         if packet.protocol == ICMPV6 and packet.icmp_type in ICMPV6_OF_HOST:
-            return self._verdict(Outcome.ALLOW, Reason.NEIGHBOUR_DISCOVERY)
+            return self._verdict(outcome, Reason.NEIGHBOUR_DISCOVERY)
         if self._is_failsafe():
-            return self._verdict(Outcome.ALLOW, Reason.FAILSAFE)
+            return self._verdict(outcome, Reason.FAILSAFE)
         return None
 
     def _is_failsafe(self) -> bool:

@@ -19,7 +19,7 @@ from libcalico.policy.packet import Packet as PolicyPacket
 from libcalico.testing.fakenft_vm import Packet
 from libcalico.testing.kernel import FAULTS
 from tests.support import calc
-from tests.support.felix import ALLOW, FelixWorld, cluster, workload
+from tests.support.felix import ALLOW, NODE, FelixWorld, cluster, workload
 
 A, B = "10.65.0.1/32", "10.65.0.2/32"
 A6, B6 = "fd00:65::1/128", "fd00:65::2/128"
@@ -579,3 +579,110 @@ async def test_a_connection_that_policy_denies_now_ends_if_asked_for(tmp_path, s
     assert bool(world.kernel.conntrack_readings) is is_swept
     loose = world.kernel.sysctls["net/netfilter/nf_conntrack_tcp_loose"]
     assert loose == ("0" if is_swept else "1")
+
+
+# ------------------------------------------------------------------------------ host endpoints
+
+TO_HOST = Packet("192.0.2.7", "192.0.2.1", dport=80)
+SSH_TO_HOST = Packet("192.0.2.7", "192.0.2.1", dport=22)
+HOST_STATUS = "/calico/felix/v1/host/here/endpoint/h"
+
+
+def reporting(tmp_path) -> FelixWorld:
+    return FelixWorld(
+        tmp_path,
+        FELIX_ENDPOINTREPORTINGENABLED="true",
+        FELIX_ENDPOINTREPORTINGDELAYSECS="0.01",
+    )
+
+
+def status_of_host(world: FelixWorld) -> str | None:
+    found = world.datastore.contents("/calico/felix/v1").get(HOST_STATUS)
+    return None if found is None else json.loads(found)["status"]
+
+
+def arrives(world: FelixWorld, packet: Packet, ifname: str = "eth0") -> bool:
+    return world.nft.deliver(packet, ifname) == "accept"
+
+
+async def test_a_host_endpoint_is_enforced_reported_and_taken_away(tmp_path):
+    world = reporting(tmp_path)
+    endpoint = calc.hep("h", "192.0.2.1", node=NODE, labels={"role": "edge"})
+    web = calc.gnp(
+        "web",
+        selector="role == 'edge'",
+        types=("Ingress",),
+        ingress=(calc.rule(protocol="TCP", destination={"ports": (80,)}),),
+    )
+    world.store(endpoint)
+    async with world.running():
+        await world.until(lambda: status_of_host(world) == "error")  # no such interface
+        assert arrives(world, TO_HOST)
+        world.kernel.add_link("eth0")
+        world.kernel.add_address("eth0", "192.0.2.1/24")
+        await world.until(lambda: status_of_host(world) == "up")
+        assert not arrives(world, TO_HOST)
+        assert arrives(world, SSH_TO_HOST)
+        world.store(web)
+        await world.until(lambda: arrives(world, TO_HOST))
+        world.kernel.set_link("eth0", has_carrier=False)
+        await world.until(lambda: status_of_host(world) == "down")
+        world.erase(web)
+        await world.until(lambda: not arrives(world, TO_HOST))
+        world.erase(endpoint)
+        await world.until(lambda: status_of_host(world) is None)
+        assert arrives(world, TO_HOST)
+
+
+async def test_a_host_endpoint_for_all_interfaces_with_the_default_profile_closes_nothing(world):
+    world.kernel.add_link("eth0")
+    profile = ("projectcalico-default-allow",)
+    world.store(calc.hep("h", "192.0.2.1", node=NODE, interface_name="*", profiles=profile))
+    deny = calc.gnp("no", selector="all()", types=("Ingress",), ingress=(calc.rule("Deny"),))
+    async with world.running():
+        await world.settled()
+        assert arrives(world, TO_HOST)
+        world.store(deny)
+        await world.until(lambda: not arrives(world, TO_HOST))
+        assert not arrives(world, TO_HOST, "eth9"), "also one that appears later"
+        assert arrives(world, SSH_TO_HOST)
+
+
+async def test_a_host_endpoint_of_another_node_is_not_ours(world):
+    world.store(calc.hep("h", node="there", interface_name="eth0"))
+    async with world.running():
+        await world.settled()
+        assert arrives(world, TO_HOST)
+
+
+async def test_a_host_endpoint_is_not_up_before_its_policy_is_in_the_kernel(tmp_path):
+    world = reporting(tmp_path)
+    world.kernel.add_link("eth0")
+    async with world.running():
+        world.nft.refuse_batches(errno.ENOMEM)
+        world.store(calc.hep("h", node=NODE, interface_name="eth0"))
+        key = calc.hep("h")[0]
+        await world.until(lambda: world.felix.dataplane.hosts.governed_by(key))
+        for _ in range(3):
+            assert not (await world.felix.dataplane.loop.flush()).is_filtering
+        assert status_of_host(world) is None
+        world.nft.allow()
+        await world.until(lambda: status_of_host(world) == "up")
+        assert not arrives(world, TO_HOST)
+
+
+async def test_a_restart_keeps_host_endpoints_as_they_are(world):
+    world.kernel.add_link("eth0")
+    world.kernel.add_address("eth0", "192.0.2.1/24")
+    world.store(
+        calc.hep("h", "192.0.2.1", node=NODE),
+        calc.hep("all", node=NODE, interface_name="*", profiles=("kns.prod",)),
+    )
+    async with world.running():
+        await world.settled()
+    assert not arrives(world, TO_HOST), "felix is away"
+    commits = world.nft.commits
+    async with world.running():
+        await world.settled()
+        assert not arrives(world, TO_HOST)
+    assert world.nft.commits == commits

@@ -822,7 +822,8 @@ def test_5_4_failsafes_hold_for_replies_before_tracking_only():
     raw = global_policy("r", ingress=[DENY], egress=[DENY], **flags)
     got = world(host(), raw)
     bgp_reply = Packet.tcp(OUTSIDE, "192.0.2.9", 40000, source_port=179)
-    assert at(got, Stage.UNTRACKED, bgp_reply).reason is Reason.FAILSAFE
+    safe = at(got, Stage.UNTRACKED, bgp_reply)
+    assert (safe.outcome, safe.reason) == (Outcome.UNDECIDED, Reason.FAILSAFE), "then tracking"
     assert at(got, Stage.NORMAL, bgp_reply).outcome is Outcome.DENY
     ssh_reply = Packet.tcp("192.0.2.9", OUTSIDE, 40000, source_port=22)
     assert at(got, Stage.UNTRACKED, ssh_reply, Direction.EGRESS).reason is Reason.FAILSAFE
