@@ -392,3 +392,20 @@ def test_policy_explain_reads_what_felix_would_believe(ctl, etcd):
     assert "prod/broken" in ctl.err
     said = ctl("policy", "explain", "prod/web", "prod/db", "udp/80").splitlines()
     assert said[-1] == "  decided by encapsulated packet from a workload"
+
+
+KNP = """\
+{apiVersion: projectcalico.org/v3, kind: NetworkPolicy,
+ metadata: {name: knp.default.web, namespace: prod}, spec: {selector: all()}}
+"""
+
+
+@pytest.mark.parametrize("verb", ["create", "apply", "replace", "delete"])
+def test_kubernetes_policies_are_not_ours_to_write(ctl, etcd, verb):
+    """5.5: kube-controllers would write them again."""
+    stored_by_controller = calc.np("knp.default.web", selector="has(a)")
+    key, value = stored_by_controller
+    etcd.ctl("put", path_of(key), encode(value).decode())
+    ctl(verb, "-f", ctl.file(KNP), code=1)
+    assert "kubernetes network policies must be managed through the kubernetes API" in ctl.err
+    assert stored(etcd, "networkpolicies", "prod/knp.default.web")["spec"] == {"selector": "has(a)"}

@@ -23,6 +23,7 @@ from felix.intent import (
 )
 from libcalico.errors import DecodeError, ValidationError
 from libcalico.model import (
+    IPNAT,
     EntityRule,
     HTTPMatch,
     NodeAddress,
@@ -413,6 +414,14 @@ def test_a_catch_all_member_is_split_into_its_two_halves():
     policy = gnp("p", ingress=from_(selector="set == 'a'"))
     rig = Rig(WEB, policy, gnetset("g", "0.0.0.0/0", "::/0", labels={"set": "a"}))
     assert rig.source_members(policy) == {"0.0.0.0/1", "128.0.0.0/1", "::/1", "8000::/1"}
+
+
+def test_an_address_that_leads_to_a_workload_from_outside_is_no_member():
+    """5.2: floating and other external addresses are not the endpoint's own."""
+    nat = IPNAT(internal_ip="10.0.0.2", external_ip="198.51.100.2")
+    fe = wep("fe", "10.0.0.2", labels={"app": "fe"}, node=ELSEWHERE, ip_nats=(nat,))
+    policy = np("p", ingress=from_(selector="app == 'fe'"))
+    assert Rig(WEB, fe, policy).source_members(policy) == {"10.0.0.2/32"}
 
 
 def test_host_endpoints_are_members_by_their_expected_addresses():

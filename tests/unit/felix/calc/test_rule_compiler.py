@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from felix.calc.rule_compiler import ServiceDefinition, SetsById, check_rules, compile_rules
 from felix.intent import Action, CompiledRule, IcmpMatch, PortRange, SetKind
+from felix.testing.interpreter import matches as interpreter_matches
 from libcalico.errors import InvalidInput
-from libcalico.model import EntityRule, HTTPMatch, ICMPFields, RuleMetadata, ServiceMatch
+from libcalico.model import EntityRule, HTTPMatch, ICMPFields, Rule, RuleMetadata, ServiceMatch
+from libcalico.policy.matching import matches as evaluator_matches
+from libcalico.policy.packet import Packet
+from libcalico.policy.world import world_of
 from libcalico.selector import parse
+from tests.support import calc
 from tests.support.calc import rule
 
 
@@ -240,3 +247,55 @@ def test_a_rule_about_http_never_lets_through_more_than_it_says(action, matches)
     found, sets = compiled(action=action, http=HTTPMatch(methods=("GET",)), protocol="TCP")
     assert found.unmatchable is not matches
     assert sets == {}
+
+
+# -- all conditions of one side together -----------------------------------------------------------
+
+OPTIONS: dict[str, tuple[object, ...]] = {
+    "nets": (None, ("10.0.0.0/24", "fd00::/64")),
+    "not_nets": (None, ("10.0.0.2/32", "fd00::2/128"), ("fd00::/64",)),
+    "selector": (None, "app == 'a'"),
+    "not_selector": (None, "role == 'b'"),
+    "ports": (None, (80, "http")),
+    "not_ports": (None, ("80:81",), ("http",)),
+}
+OWNERS = (
+    calc.wep("one", "10.0.0.1", "fd00::1", labels={"app": "a"}, ports=[("http", "TCP", 8080)]),
+    calc.wep("two", "10.0.0.2", "fd00::2", labels={"app": "a", "role": "b"}),
+    calc.wep("dev", "10.0.1.1", labels={"app": "a"}, namespace="dev", ports=[("http", "TCP", 80)]),
+    calc.gnetset("set", "10.0.0.0/25", "192.0.2.0/24", labels={"app": "a"}),
+)
+ADDRESSES = ("10.0.0.1", "10.0.0.2", "10.0.0.9", "10.0.1.1", "192.0.2.1", "fd00::1", "fd00::2")
+
+
+def _combinations(side: str) -> tuple[Rule, ...]:
+    chosen = (
+        dict(zip(OPTIONS, values, strict=True)) for values in itertools.product(*OPTIONS.values())
+    )
+    return tuple(
+        rule(protocol="TCP", **{side: {k: v for k, v in one.items() if v is not None}})
+        for one in chosen
+    )
+
+
+@pytest.mark.parametrize("side", ["source", "destination"])
+@pytest.mark.parametrize("make", [calc.np, calc.gnp], ids=["namespaced", "global"])
+def test_every_combination_of_conditions_means_what_the_evaluator_says(make, side):
+    """5.2: fields are ANDed, members ORed, exclusions exclude."""
+    rules = _combinations(side)
+    key, policy = make("p", ingress=rules, types=("Ingress",))
+    world = world_of([policy, *(value for _, value in OWNERS)])
+    contents = calc.Rig(*OWNERS, (key, policy)).contents
+    compiled = contents.policies[key].ingress
+    matched = 0
+    for address, port in itertools.product(ADDRESSES, (80, 81, 8080)):
+        other = "fd00::99" if ":" in address else "10.99.0.1"
+        if side == "source":
+            packet = Packet.tcp(address, other, 1, source_port=port)
+        else:
+            packet = Packet.tcp(other, address, port, source_port=1)
+        for given, found in zip(rules, compiled, strict=True):
+            expected = evaluator_matches(world, given, key.namespace, packet)
+            assert interpreter_matches(contents, found, packet) is expected, (given, packet)
+            matched += expected
+    assert matched > len(rules), "and some do match"
