@@ -174,6 +174,8 @@ class AddOperation:
         )
         seen = await asyncio.to_thread(wirecheck.wire, wire)
         if seen.problems or seen.host_end is None:
+            # A wrong path says nothing about the pod: it keeps what it has.
+            veth.check_netns(request.netns)
             await self.addresses.release(request, conf, asked.workload.handle_id)
             return None
         await self.programmer.program(existing.key, existing.endpoint)

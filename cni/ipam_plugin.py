@@ -1,7 +1,7 @@
 """`calico-ipam`: our IPAM for other plugins (bridge, macvlan, ipvlan) that delegate to it.
 
-Layer: edge. Used by cni.agent. The result has no interfaces, as the specification asks of an IPAM
-plugin; addresses are /32 and /128, as Calico's plugin gives them.
+Layer: edge. Used by cni.agent; its DEL also by cni.standalone. The result has no interfaces, as the
+specification asks of an IPAM plugin; addresses are /32 and /128, as Calico's plugin gives them.
 
   I1  ADD gives every address that is asked for or none, and only in this node's name;
   I2  DEL lets go whatever the rest of the configuration says: the handle follows from the network's
@@ -50,7 +50,7 @@ class IpamPlugin:
     async def run(self, request: Request) -> Result | None:
         """Errors: CniError, or a SuiteError the agent translates."""
         if request.verb is Verb.DEL:
-            await self._delete(request)
+            await delete(request, self.store, self.addresses, self.queue)
             return None
         conf = netconf.parse(request)
         # By whatever name it was found: who executes this has chosen it.
@@ -95,25 +95,6 @@ class IpamPlugin:
             # The DEL that follows a failed ADD releases the handle.
             LOG.warning("could not undo a failed ADD", handle=handle_id, error=err)
 
-    async def _delete(self, request: Request) -> None:
-        handle_id = cni_handle_id(request.network, request.container_id)
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                if not await self.store.is_datastore_ready():
-                    raise DatastoreUnavailable("the datastore is locked")
-                await self.addresses.release_handle(handle_id)
-        except (*AWAY, *UNREADABLE) as err:
-            left = QueuedDelete(
-                network=request.network,
-                container_id=request.container_id,
-                ifname=request.ifname,
-                namespace="",
-                endpoint="",
-                handle_id=handle_id,
-                queued_at=time.time(),
-            )
-            await put_off(self.queue, left, err)
-
     async def _check_status(self, conf: NetConf) -> None:
         try:
             shortage = await self._shortage(conf)
@@ -128,3 +109,29 @@ class IpamPlugin:
         if not await self.store.is_datastore_ready():
             return _LOCKED
         return await self.addresses.shortage(conf)
+
+
+async def delete(
+    request: Request,
+    store: EndpointStore,
+    addresses: AddressManager,
+    queue: DeleteQueue | None,
+) -> None:
+    """I2. Errors: CniError code 11 when it can be neither done nor queued."""
+    handle_id = cni_handle_id(request.network, request.container_id)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            if not await store.is_datastore_ready():
+                raise DatastoreUnavailable("the datastore is locked")
+            await addresses.release_handle(handle_id)
+    except (*AWAY, *UNREADABLE) as err:
+        left = QueuedDelete(
+            network=request.network,
+            container_id=request.container_id,
+            ifname=request.ifname,
+            namespace="",
+            endpoint="",
+            handle_id=handle_id,
+            queued_at=time.time(),
+        )
+        await put_off(queue, left, err)

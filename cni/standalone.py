@@ -21,9 +21,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from cni import skel
+from cni import ipam_plugin, skel
 from cni.addresses import Addresses
-from cni.agent import translate
+from cni.agent import IPAM_PLUGIN, translate
 from cni.delete import DeleteOperation
 from cni.endpoints import EndpointStore
 from cni.journal import Journal
@@ -96,10 +96,14 @@ async def _delete(request: skel.Request, environ: Mapping[str, str]) -> None:
         # The wire goes all the same (D3); felix knows where its datastore is, when it is back.
         datastore = cast(Datastore, _NoDatastore(f"no datastore is known here: {err}"))
     queue = DeleteQueue(paths.cni_queue_dir(environ))
+    store, addresses = EndpointStore(datastore), Addresses(IpamClient(datastore))
     try:
+        if request.plugin == IPAM_PLUGIN:
+            await ipam_plugin.delete(request, store, addresses, queue)
+            return
         operation = DeleteOperation(
-            EndpointStore(datastore),
-            Addresses(IpamClient(datastore)),
+            store,
+            addresses,
             node_of(request.config, environ),
             environ.get("FELIX_INTERFACEPREFIX", "cali").partition(",")[0],
             queue=queue,

@@ -186,14 +186,8 @@ class _Inside:
 @contextlib.contextmanager
 def _in_netns(wire: PodWire) -> Iterator[int]:
     """The pod's namespace as an fd; what the kernel refuses meanwhile in CNI's words."""
+    netns_fd = _opened(wire.netns)
     try:
-        netns_fd = os.open(wire.netns, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as err:
-        raise CniError(
-            Code.INVALID_NETNS, f"failed to open netns {wire.netns!r}: {err.strerror}"
-        ) from err
-    try:
-        _check_is_netns(netns_fd, wire.netns)
         yield netns_fd
     except ProgrammingFailed as err:
         raise CniError(
@@ -203,14 +197,28 @@ def _in_netns(wire: PodWire) -> Iterator[int]:
         os.close(netns_fd)
 
 
-def _check_is_netns(netns_fd: int, netns: str) -> None:
-    """Source: ioctl_ns(2). What is no namespace at all does not know the question."""
+def check_netns(netns: str) -> None:
+    """Errors: CniError 8 when there is no network namespace of that name."""
+    os.close(_opened(netns))
+
+
+def _opened(netns: str) -> int:
+    """Errors: CniError 8."""
     try:
+        netns_fd = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as err:
+        raise CniError(
+            Code.INVALID_NETNS, f"failed to open netns {netns!r}: {err.strerror}"
+        ) from err
+    try:
+        # ioctl_ns(2): what is no namespace at all does not know the question.
         is_netns = fcntl.ioctl(netns_fd, _NS_GET_NSTYPE) == _CLONE_NEWNET
     except OSError:
         is_netns = False
     if not is_netns:
+        os.close(netns_fd)
         raise CniError(Code.INVALID_NETNS, f"CNI_NETNS: {netns!r} is not a network namespace")
+    return netns_fd
 
 
 def _create_pair(host: NetlinkSocket, wire: PodWire, netns_fd: int, mtu_bytes: int) -> None:

@@ -534,6 +534,20 @@ async def test_a_felix_that_ends_before_it_has_answered_is_one_that_is_not_there
             assert (await _run_client(tmp_path, verb))["code"] == code
 
 
+@pytest.mark.parametrize("wrong", ["/etc/hostname", "/run/netns/brn-none"])
+async def test_a_repeated_add_with_a_wrong_namespace_takes_nothing_from_the_pod(
+    node, pod, tmp_path, wrong
+):
+    async with agent_node(node, tmp_path) as agent:
+        added = await agent.call("ADD", CNI_NETNS=pod.path, CNI_ARGS=POD_ARGS)
+        assert added[0] == 0
+        before = await agent.ipam.ips_by_handle("net.c1")
+        code, error = await agent.call("ADD", CNI_NETNS=wrong, CNI_ARGS=POD_ARGS)
+        assert (code, error["code"]) == (1, 8)
+        assert await agent.ipam.ips_by_handle("net.c1") == before
+        assert await agent.call("ADD", CNI_NETNS=pod.path, CNI_ARGS=POD_ARGS) == added
+
+
 async def test_standard_input_that_cannot_be_read_is_code_5(node, tmp_path):
     async with agent_node(node, tmp_path) as agent:
         for bin_dir in (agent.bin_dir, tmp_path / "alone"):

@@ -31,6 +31,13 @@ def delete(node: CniNode, container: str, netns: str, **more) -> None:
     assert node.call("DEL", container, netns, **more) == (0, {})
 
 
+def set_datastore_ready(node: CniNode, is_ready: bool) -> None:
+    (path,) = node.keys("/clusterinformations/")
+    information = json.loads(node.ns.run("etcdctl", "get", path, "--print-value-only"))
+    information["spec"]["datastoreReady"] = is_ready
+    node.ns.run("etcdctl", "put", path, json.dumps(information))
+
+
 def is_replayed(node: CniNode) -> bool:
     return eventually(lambda: node.queued() == 0, timeout_s=30, interval_s=0.1)
 
@@ -54,6 +61,30 @@ def test_a_del_without_etcd_does_the_local_part_and_the_rest_later(ready, netns)
     assert ready.handles() == set()
     assert ready.metric("felix_cni_queued_deletes") == 0
     assert ready.violations() == []
+
+
+def test_calico_ipam_of_another_plugin_lets_go_locked_without_felix_and_without_etcd(ready):
+    bridge = {**CONF, "type": "bridge"}
+    wrong = {**bridge, "ipam": {"type": "no-such-plugin"}, "nodename": 7}
+    ipam = {"plugin": "calico-ipam"}
+    for number in range(3):
+        assert ready.cni("ADD", "/x", conf=bridge, CNI_CONTAINERID=f"c{number}", **ipam)[0] == 0
+    # felix ends when the datastore is locked, and waits: the DEL works alone.
+    set_datastore_ready(ready, False)
+    ready.kill_felix()
+    assert ready.cni("DEL", conf=wrong, CNI_CONTAINERID="c0", **ipam) == (0, {})
+    assert ready.queued() == 1
+    set_datastore_ready(ready, True)
+    assert ready.cni("DEL", conf=wrong, CNI_CONTAINERID="c1", **ipam) == (0, {})
+    assert set(ready.holders().values()) == {"net.c0", "net.c2"}
+    ready.stop_etcd()
+    assert ready.cni("DEL", conf=wrong, CNI_CONTAINERID="c2", **ipam) == (0, {})
+    assert ready.queued() == 2
+    ready.start_etcd()
+    ready.start_felix()
+    ready.wait_ready()
+    assert is_replayed(ready), ready.log()
+    assert (ready.holders(), ready.handles()) == ({}, set())
 
 
 def test_a_frozen_etcd_costs_patience_but_no_failure(ready, netns):
@@ -149,18 +180,14 @@ def test_without_felix_and_etcd_the_del_is_queued_and_felix_replays_it_at_start(
 def test_a_locked_datastore_is_not_written(ready, netns):
     pod = netns.make("pod")
     ready.add("c1", pod)
-    (path,) = ready.keys("/clusterinformations/")
-    information = json.loads(ready.ns.run("etcdctl", "get", path, "--print-value-only"))
-    information["spec"]["datastoreReady"] = False
-    ready.ns.run("etcdctl", "put", path, json.dumps(information))
+    set_datastore_ready(ready, False)
     # felix ends when the datastore is locked, and waits: the DEL works alone.
     ready.kill_felix()
     delete(ready, "c1", pod.path)
     assert "eth0" not in pod.run("ip", "-o", "link")
     assert ready.endpoints() == {WEB: "c1"}
     assert ready.handles() == {"net.c1"}
-    information["spec"]["datastoreReady"] = True
-    ready.ns.run("etcdctl", "put", path, json.dumps(information))
+    set_datastore_ready(ready, True)
     ready.start_felix()
     ready.wait_ready()
     assert is_replayed(ready), ready.log()
