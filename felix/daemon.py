@@ -283,6 +283,13 @@ class Felix:
         numbers.gauge_from(
             "felix_active_local_endpoints", "Workloads of this node.", lambda: endpoints.count
         )
+        hosts = self.dataplane.hosts
+        numbers.gauge_from("felix_host_endpoints", "Of this node.", lambda: hosts.count)
+        numbers.gauge_from(
+            "felix_active_host_endpoints",
+            "Those that govern an interface, with their policy in the kernel.",
+            lambda: hosts.active_count,
+        )
         policies = self.dataplane.policies
         policies.add_listener(numbers.policy_programmed)
         numbers.gauge_from(

@@ -171,6 +171,16 @@ class HostRulesManager:
 
     # ---------------------------------------------------------------------------- questions
 
+    @property
+    def count(self) -> int:
+        return len(self._endpoints)
+
+    @property
+    def active_count(self) -> int:
+        """Those that govern an interface and whose policy is in the kernel."""
+        keys = self._endpoints
+        return sum(bool(self.governed_by(key)) and not self.problem(key) for key in keys)
+
     def governed_by(self, key: ResourceKey) -> tuple[str, ...]:
         """The interfaces this endpoint stands on, whether they exist or not; ("*",) for the one
         that has all the others."""

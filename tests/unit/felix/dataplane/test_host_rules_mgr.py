@@ -515,6 +515,8 @@ async def test_what_the_kernel_refuses_is_a_problem_of_the_endpoint(node: FakeNo
     node.fake.refuse_element("dispatch-host-in", b"eth1\0")
     await node.push(host_endpoint("g", "eth1"))
     assert "eth1" in node.host.problem(host_key("g"))
+    await node.push(host_endpoint("z", "eth0"))
+    assert (node.host.count, node.host.active_count) == (3, 1), "g is refused, z governs nothing"
     assert node.host.problem(host_key("h")) == ""
     assert node.fake.deliver(to_us(), "eth0") == "drop", "the others are policed"
 
