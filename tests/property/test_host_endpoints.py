@@ -1,9 +1,8 @@
 """Packets by host interfaces: the rules in the (fake) kernel against the objects, all stages.
 
-Random clusters with host endpoints, and random packets to this host, from it and through it. The
-evaluator of libcalico.policy reads the objects, stage by stage; what the stages make of each other
-(what is allowed early is not asked again, who governs which interface) is said here once more, in
-its plainest form. The other way goes through calc, rules, netlink encoder and the fake kernel.
+Random clusters with host endpoints, and random packets to this host, from it and through it. One
+reading is tests.support.host_oracle's; the other way goes through calc, rules, netlink encoder and
+the fake kernel. (tests/netns/test_host_verdicts.py: a sample of real packets.)
 """
 
 from __future__ import annotations
@@ -12,114 +11,25 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from felix.intent import SetUpdate
 from felix.rules.settings import DenyAction, HostAction, RuleSettings
-from felix.testing.dataplane import Contents
 from libcalico import net
-from libcalico.model import HostEndpoint, WorkloadEndpoint
+from libcalico.model import WorkloadEndpoint
 from libcalico.model.keys import ResourceKey
-from libcalico.policy.evaluate import (
-    Outcome,
-    Reason,
-    Stage,
-    Verdict,
-    evaluate_endpoint,
-    evaluate_packet,
-)
-from libcalico.policy.packet import ICMPV6, Direction
+from libcalico.policy.evaluate import Reason, Stage, evaluate_packet
 from libcalico.policy.packet import Packet as Words
-from libcalico.policy.world import World, world_of
 from libcalico.testing.fakenft import Packet
-from tests.support import calc
-from tests.support.calc import HERE, Object, Rig
+from tests.support.calc import HERE
 from tests.support.calc_random import UNKNOWN, Maker
+from tests.support.host_oracle import Oracle, host_cluster, intents_of, some_packet
 from tests.support.nft import FakeNode
 
 INTERFACES = ("eth0", "eth1", "eth2")
 PACKETS = 12
-# What the random packets of Maker have too rarely: (protocol, ports or ICMP type).
-NEEDED = ((6, 22), (6, 179), (17, 53), (17, 68), (132, 22))
-FLAGS: Mapping[str, dict[str, object]] = {
-    "normal": {},
-    "forward": {"apply_on_forward": True},
-    "untracked": {"do_not_track": True, "apply_on_forward": True},
-    "pre-dnat": {"pre_dnat": True, "apply_on_forward": True, "types": ("Ingress",), "egress": ()},
-}
-
-
-@dataclass
-class Oracle:
-    """What the objects say; counts what decided."""
-
-    world: World
-    endpoints: Mapping[ResourceKey, HostEndpoint]
-    seen: Counter[tuple[Stage, Reason]] = field(default_factory=Counter)
-
-    def governing(self, ifname: str) -> ResourceKey | None:
-        """Datamodel 5.4: by name, else `*`; of several the smallest name."""
-        for wanted in (ifname, "*"):
-            named = [key.name for key, found in self.endpoints.items() if _is_for(found, wanted)]
-            if named:
-                return ResourceKey(HostEndpoint.kind, min(named))
-        return None
-
-    def ask(self, key: ResourceKey, stage: Stage, way: Direction, packet: Words) -> Verdict:
-        verdict = evaluate_endpoint(self.world, key, way, packet, stage=stage)
-        self.seen[stage, verdict.reason] += 1
-        return verdict
-
-    def early(self, key: ResourceKey, packet: Words) -> bool | None:
-        """The two stages before routing: allowed for good, denied, or (None) not decided."""
-        for stage in (Stage.UNTRACKED, Stage.PRE_DNAT):
-            verdict = self.ask(key, stage, Direction.INGRESS, packet)
-            if verdict.outcome is Outcome.DENY:
-                return False
-            if verdict.reason is Reason.RULE:
-                return True
-        return None
-
-    def to_host(self, ifname: str, packet: Words) -> bool:
-        key = self.governing(ifname)
-        if key is None:
-            return True
-        decided = self.early(key, packet)
-        if decided is not None:
-            return decided
-        return self.ask(key, Stage.NORMAL, Direction.INGRESS, packet).allowed
-
-    def from_host(self, ifname: str, packet: Words) -> bool:
-        key = self.governing(ifname)
-        if key is None:
-            return True
-        verdict = self.ask(key, Stage.UNTRACKED, Direction.EGRESS, packet)
-        if verdict.outcome is Outcome.DENY or verdict.reason is Reason.RULE:
-            return verdict.allowed
-        return self.ask(key, Stage.NORMAL, Direction.EGRESS, packet).allowed
-
-    def comes_in(self, ifname: str, packet: Words) -> bool:
-        """Forwarded, as far as the interface it came by is concerned."""
-        key = self.governing(ifname)
-        if key is None:
-            return True
-        decided = self.early(key, packet)
-        return self._passes(key, Direction.INGRESS, packet) if decided is None else decided
-
-    def goes_out(self, ifname: str, packet: Words) -> bool:
-        key = self.governing(ifname)
-        return key is None or self._passes(key, Direction.EGRESS, packet)
-
-    def _passes(self, key: ResourceKey, way: Direction, packet: Words) -> bool:
-        """The forward stage: what is not decided goes on to other people's rules."""
-        return self.ask(key, Stage.FORWARD, way, packet).outcome is not Outcome.DENY
-
-
-def _is_for(endpoint: HostEndpoint, ifname: str) -> bool:
-    return endpoint.spec.interface_name == ifname
 
 
 @dataclass(frozen=True)
@@ -133,51 +43,15 @@ class Scene:
 @contextmanager
 def scene(seed: int) -> Iterator[Scene]:
     maker = Maker(seed)
-    cluster = maker.cluster()
-    cluster |= dict(_more(maker))
-    contents = Rig(*cluster.items()).contents
-    local = {
-        key: found
-        for key, found in cluster.items()
-        if isinstance(found, HostEndpoint) and found.spec.node == HERE
-    }
+    cluster = host_cluster(maker)
     deny = DenyAction.REJECT if seed % 2 else DenyAction.DROP
     node = FakeNode(RuleSettings(deny_action=deny, endpoint_to_host=HostAction.ACCEPT))
     try:
-        result = asyncio.run(node.push(*_intents(contents)))
+        result = asyncio.run(node.push(*intents_of(cluster)))
         assert (result.failed, result.deferred) == (0, 0), result.error
-        yield Scene(maker, Oracle(world_of(cluster.values()), local), node, cluster)
+        yield Scene(maker, Oracle.of(cluster), node, cluster)
     finally:
         node.kernel.close()
-
-
-def _more(maker: Maker) -> Iterator[Object]:
-    """Host endpoints and policies of every stage, more than a cluster usually has."""
-    for _ in range(2):
-        yield maker._host_endpoint()
-    for name, flags in FLAGS.items():
-        if maker._chance(0.7):
-            yield calc.gnp(name, **maker._policy() | {"selector": "all()"} | flags)
-
-
-def _intents(contents: Contents) -> list[object]:
-    return [
-        *(SetUpdate(name, kind, members) for name, (kind, members) in contents.sets.items()),
-        *contents.policies.values(),
-        *contents.profiles.values(),
-        *contents.endpoints.values(),
-    ]
-
-
-def some_packet(maker: Maker) -> Words:
-    packet = maker.packet()
-    if packet.protocol == ICMPV6 and maker._chance(0.5):
-        return Words(packet.source, packet.destination, ICMPV6, icmp_type=135, icmp_code=0)
-    if packet.source_port is None or not maker._chance(0.4):
-        return packet
-    protocol, port = maker._pick(NEEDED)
-    ports = (port, 4000) if maker._chance(0.3) else (4000, port)
-    return Words(packet.source, packet.destination, protocol, *ports)
 
 
 def on_the_wire(packet: Words) -> Packet:
