@@ -11,7 +11,7 @@ import pytest
 from felix.dataplane.ports import TrackedConnection
 from felix.kernel.conntrack import KernelConntrack, connections_of, tracked_connections
 from felix.kernel.worker import KernelWorker
-from libcalico.errors import ProgrammingFailed
+from libcalico.errors import ProgrammingFailed, WireError
 from libcalico.netlink import Query, Request
 from libcalico.netlink.messages import (
     NLM_F_DUMP,
@@ -165,6 +165,33 @@ def test_connections_of_others_and_what_is_no_connection_are_not_read():
     assert tracked_connections([A]).parse(half) is None
     (other,) = iter_messages(message(GET, 0, bytes(mine.body)))
     assert tracked_connections([A]).parse(other) is None
+
+
+def proto_first(source: str, destination: str) -> bytes:
+    return nested(2, attr(1, b"\x2f")) + nested(
+        1, attr(1, pack(source)), attr(2, pack(destination))
+    )
+
+
+def test_the_second_direction_is_found_behind_a_first_of_any_length():
+    for proto in (((1, b"\x2f"),), tcp(1, 2), ((1, b"\x2f"), (9, bytes(33)))):
+        one = entry(tuple_of((B, C), *proto), tuple_of((A, B), *proto))
+        assert tracked_connections([A]).parse(one) is not None
+
+
+def test_a_connection_that_is_written_in_another_order_is_read_all_the_same():
+    (original, reply) = (tuple_of((A, B), *tcp(1, 2)), tuple_of((B, A), *tcp(2, 1)))
+    for body in (
+        nested(2, reply) + nested(1, original),
+        attr_u32(12, 7) + nested(1, original) + nested(2, reply),
+        nested(1, proto_first(A, B)) + nested(2, proto_first(B, A)),
+    ):
+        (one,) = iter_messages(message(NEW, 0, struct.pack(">BBH", 2, 0, 0) + body))
+        assert tracked_connections([A]).parse(one) is not None
+        assert tracked_connections([C]).parse(one) is None
+    (short,) = iter_messages(message(NEW, 0, b"\2\0\0\0" + nested(1, original)[:20]))
+    with pytest.raises(WireError):
+        tracked_connections([A]).parse(short)
 
 
 class Socket:
