@@ -12,7 +12,7 @@ import dataclasses
 
 from felix.config import SCHEMA, FelixConfig
 from felix.config_inert import FACTS, NO_EFFECT, InertParams
-from felix.intent import Intent, PoolRemove, PoolUpdate
+from felix.intent import HostEndpointRemove, HostEndpointUpdate, Intent, PoolRemove, PoolUpdate
 from libcalico.runtime import log
 from libcalico.runtime.config import LiveConfig, Source
 
@@ -51,19 +51,33 @@ class InertNotices:
 
 
 class GapNotices:
-    """felix.dataplane.manager.Manager; G1, for pools that want tunnels."""
+    """felix.dataplane.manager.Manager; G1, for pools that want tunnels and for policies that host
+    endpoints ignore."""
 
     def __init__(self) -> None:
+        self._ignoring: set[str] = set()
         self._pools: set[str] = set()
 
     def on_intent(self, intent: Intent) -> None:
-        if isinstance(intent, PoolUpdate):
+        if isinstance(intent, HostEndpointUpdate):
+            self._on_host(intent.key.name, ignores_untracked=intent.ignores_untracked)
+        elif isinstance(intent, HostEndpointRemove):
+            self._ignoring.discard(intent.key.name)
+        elif isinstance(intent, PoolUpdate):
             self._on_pool(intent)
         elif isinstance(intent, PoolRemove):
             self._pools.discard(intent.cidr)
 
     def complete_deferred_work(self) -> None:
         """There is nothing to program."""
+
+    def _on_host(self, name: str, *, ignores_untracked: bool) -> None:
+        if not ignores_untracked:
+            self._ignoring.discard(name)
+            return
+        if name not in self._ignoring:
+            LOG.warning("a host endpoint for all interfaces ignores doNotTrack policies", key=name)
+        self._ignoring.add(name)
 
     def _on_pool(self, pool: PoolUpdate) -> None:
         if pool.ipip_mode == pool.vxlan_mode == "Never":

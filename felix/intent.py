@@ -231,7 +231,10 @@ class WorkloadEndpointRemove:
 
 @dataclass(frozen=True, slots=True)
 class HostEndpointUpdate:
-    """A host endpoint of this node, with the tiers of each stage (reference/datamodel.md 5.4)."""
+    """A host endpoint of this node, with the tiers of each stage (reference/datamodel.md 5.4).
+
+    `ignores_untracked`: doNotTrack policies select it and are not among its tiers, because it is
+    for all interfaces (7.13)."""
 
     key: ResourceKey
     interface: str
@@ -241,6 +244,7 @@ class HostEndpointUpdate:
     untracked_tiers: tuple[TierPolicies, ...] = ()
     pre_dnat_tiers: tuple[TierPolicies, ...] = ()
     forward_tiers: tuple[TierPolicies, ...] = ()
+    ignores_untracked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

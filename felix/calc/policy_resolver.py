@@ -156,4 +156,5 @@ def _host(endpoint: LocalHost, stages: Stages) -> HostEndpointUpdate:
         untracked_tiers=() if is_any else stages.untracked,
         pre_dnat_tiers=stages.pre_dnat,
         forward_tiers=stages.forward,
+        ignores_untracked=is_any and bool(stages.untracked),
     )

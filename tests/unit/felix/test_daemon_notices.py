@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,14 @@ import pytest
 from felix import daemon
 from felix.config import SCHEMA
 from felix.daemon_notices import GapNotices, InertNotices, inert_notices
-from felix.intent import Intent, PoolRemove, PoolUpdate
+from felix.intent import (
+    HostEndpointRemove,
+    HostEndpointUpdate,
+    Intent,
+    PoolRemove,
+    PoolUpdate,
+)
+from libcalico.model.keys import ResourceKey
 from libcalico.runtime.config import Layer, LiveConfig, Source
 
 ENVIRON = {"NODENAME": "n1", "ETCD_ENDPOINTS": "http://127.0.0.1:2379"}
@@ -102,6 +110,21 @@ class Gaps:
 @pytest.fixture
 def gaps(caplog: pytest.LogCaptureFixture) -> Gaps:
     return Gaps(caplog)
+
+
+def test_each_host_endpoint_that_ignores_policies_is_said_once(gaps):
+    key = ResourceKey("HostEndpoint", "all")
+    enforced = HostEndpointUpdate(key, "*", (), (), ())
+    ignoring = replace(enforced, ignores_untracked=True)
+    assert gaps.said(enforced) == []
+    (line,) = gaps.said(ignoring)
+    assert "ignores doNotTrack policies" in line
+    assert "all" in line
+    assert gaps.said(ignoring) == []
+    assert gaps.said(enforced) == []
+    assert len(gaps.said(ignoring)) == 1
+    assert gaps.said(HostEndpointRemove(key)) == []
+    assert len(gaps.said(ignoring)) == 1
 
 
 @pytest.mark.parametrize(

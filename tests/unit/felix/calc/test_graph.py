@@ -574,6 +574,7 @@ def test_untracked_policy_is_ignored_on_a_host_endpoint_for_any_interface():
     anywhere = hep("h", interface_name="*")
     rig = Rig(anywhere, gnp("raw", do_not_track=True, apply_on_forward=True))
     assert rig.contents.endpoints[anywhere[0]].untracked_tiers == ()
+    assert rig.contents.endpoints[anywhere[0]].ignores_untracked
 
 
 def test_host_endpoints_of_other_nodes_are_not_ours():
