@@ -7,8 +7,9 @@ Layer: kernel side, edge (netlink). Made by bgp.daemon; `work` is called once pe
     rib changes ─► decision ─► writer ─► kernel
 
 Repair: a route of ours that somebody removed or overwrote is noticed by its event and written again
-in the next turn (within 100 ms); lost events, links and addresses that change lead to a new listing
-(at most one per LISTING_PAUSE_S), and there is one every RESYNC_S in any case.
+in the next turn (within 100 ms). Lost events, links and addresses that change otherwise than pods
+make them (see host), and links of our routes that go down lead to a new listing (at most one per
+LISTING_PAUSE_S), and there is one every RESYNC_S in any case.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ LOG = log.get(__name__)
 
 RESYNC_S = 90.0
 LISTING_PAUSE_S = 0.1
-_GROUPS = (
+GROUPS = (
     Group.LINK,
     Group.IPV4_ADDRESS,
     Group.IPV4_ROUTE,
@@ -66,7 +67,7 @@ class KernelSide:
         self._loop = events
         self._socket = NetlinkSocket()
         self._stream = EventStream(
-            *_GROUPS,
+            *GROUPS,
             interest=RouteInterest(
                 config.kernel.table, own_ports=frozenset({self._socket.port_id})
             ),
@@ -173,7 +174,8 @@ class KernelSide:
             if isinstance(event, RouteEvent):
                 self.writer.notice(event)
             self._host.apply(event)
-        self._needs_listing = self._needs_listing or self._host.needs_listing
+        took_ours = any(map(self.writer.led_over, self._host.take_fallen_links()))
+        self._needs_listing = self._needs_listing or self._host.needs_listing or took_ours
         self._learn_hops(self._host.affected(self._rib.next_hops.known))
         self._learn_workloads()
 

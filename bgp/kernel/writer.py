@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bgp.kernel.decision import Spec
-from bgp.rib.nlri import Family, Nlri, packed, parse, text
+from bgp.kernel.foreign import Key, key_of
+from bgp.rib.nlri import Family, packed, text
 from libcalico.netlink import (
     NextHop,
     Refusal,
@@ -44,7 +45,6 @@ LOG = log.get(__name__)
 RETRY_S = 1.0
 _AT_ONCE = 4000  # writes per apply: about 20 ms, so that sessions get their turn
 _TEMPLATES = 4096
-Key = tuple[Family, Nlri]
 Build = Callable[[Route], Request]
 
 
@@ -83,6 +83,7 @@ class RouteWriter:
         self.strays: dict[Key, set[Spec]] = {}
         self.dirty: dict[Key, None] = {}
         self.conflicts: set[Key] = set()
+        self._links: set[int] = set()
         self.hold_deletes = True
         self._unconfirmed: set[Key] | None = None  # of a former process; None before any listing
         self._retry: dict[Key, float] = {}
@@ -106,6 +107,7 @@ class RouteWriter:
         """A full listing: it replaces what we believed."""
         self.installed.clear()
         self.strays.clear()
+        self._links.clear()
         for route in routes:
             if self.is_ours(route):
                 self._see(route)
@@ -119,7 +121,7 @@ class RouteWriter:
         route = event.route
         if route.table != self._table:
             return
-        key = parse(route.dst)
+        key = key_of(route.dst)
         if self.is_ours(route):
             if event.is_removed:
                 self._unsee(key, _spec_of(route))
@@ -133,11 +135,16 @@ class RouteWriter:
             self._retry.pop(key, None)
         self._note(key)
 
+    def led_over(self, ifindex: int) -> bool:
+        """Whether a route of ours may lead over this link: one did since the last listing."""
+        return ifindex in self._links
+
     def is_ours(self, route: Route) -> bool:
         return route.table == self._table and route.protocol == self._protocol and route.tos == 0
 
     def _see(self, route: Route) -> None:
-        key, spec = parse(route.dst), _spec_of(route)
+        key, spec = key_of(route.dst), _spec_of(route)
+        self._links.update(hop.ifindex for hop in spec.nexthops)
         present = self.installed.get(key)
         wanted = self.wanted.get(key)
         if present is None or present.metric == spec.metric:
@@ -230,6 +237,7 @@ class RouteWriter:
             if before is not None and before.metric != write.spec.metric:
                 self.strays.setdefault(write.key, set()).add(before)
             self.installed[write.key] = write.spec
+            self._links.update(hop.ifindex for hop in write.spec.nexthops)
             result.written += 1
             self._note(write.key)
 

@@ -88,6 +88,14 @@ def parse(cidr: str) -> tuple[Family, Nlri]:
     return (IPV4 if network.version == 4 else IPV6), bytes([length]) + packed
 
 
+def truncated(packed_address: bytes, length: int) -> Nlri:
+    """The prefix of this length that an address (4 or 16 bytes) lies in."""
+    nlri = bytes((length,)) + packed_address[: (length + 7) >> 3]
+    if length & 7 and nlri[-1] & _SPARE[length & 7]:
+        return _without_spare_bits(nlri, length)
+    return nlri
+
+
 def text(family: Family, nlri: Nlri) -> str:
     address = int.from_bytes(nlri[1:], "big") << (family.bits - 8 * (len(nlri) - 1))
     shown = IPv4Address(address) if family is IPV4 else IPv6Address(address)
@@ -131,6 +139,13 @@ def is_martian(family: Family, nlri: Nlri) -> bool:
 
 _V6_LOOPBACK = bytes(15) + b"\x01"
 _V6_ANY = bytes(16)
+
+
+def is_link_local(family: Family, nlri: Nlri) -> bool:
+    """Inside 169.254.0.0/16 or fe80::/10: means something on its link only."""
+    if family is IPV4:
+        return nlri[0] >= 16 and nlri[1:3] == b"\xa9\xfe"
+    return nlri[0] >= 10 and nlri[1] == 0xFE and nlri[2] & 0xC0 == 0x80
 
 
 def is_martian_next_hop(address: bytes) -> bool:

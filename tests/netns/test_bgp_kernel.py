@@ -209,6 +209,19 @@ def test_a_link_that_goes_down_and_comes_back(host: Host):
     host.until("10.65.2.0/26", "via 10.0.0.2")
 
 
+def test_a_pods_link_that_goes_down_and_comes_back_at_once(host: Host, netns: NamespaceSet):
+    """Nothing but the routes over it has changed by the time we look."""
+    connect(host.node, "cali1", netns.make("pod"), "eth0")
+    host.route("add 10.65.9.9/32 dev cali1")
+    host.wires[PEERS[0]].announce("10.65.2.0/26", next_hop="10.65.9.9")
+    host.until("10.65.2.0/26", "via 10.65.9.9 dev cali1")
+    for is_up in (False, True):
+        host.node.socket.execute(change_link("cali1", LinkChange(is_up=is_up)))
+    assert not host.shown("10.65.2.0/26")
+    host.route("add 10.65.9.9/32 dev cali1")
+    host.until("10.65.2.0/26", "via 10.65.9.9 dev cali1")
+
+
 def test_a_new_process_finds_what_the_old_one_left(host: Host):
     host.wires[PEERS[0]].announce("10.65.2.0/26", "10.65.3.0/26")
     host.until("10.65.3.0/26", "via 10.0.0.2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from bgp.kernel.host import HostView, Listing
 from bgp.rib.nlri import parse
@@ -41,6 +42,14 @@ def workload(cidr: str, ifindex: int = 9, metric: int = 0) -> Route:
     return Route(cidr, (NextHop(ifindex),), protocol=PROTO_BOOT, scope=SCOPE_LINK, metric=metric)
 
 
+def event(route: Route, *, removed: bool = False, replaced: bool = False) -> RouteEvent:
+    return RouteEvent(route, removed, replaced, 0)
+
+
+def changed(link: Link, **changes) -> Link:
+    return structs.replace(link, **changes)
+
+
 BASE = (connected("10.0.0.0/24"), connected("fd00::/64"))
 
 
@@ -48,10 +57,6 @@ def view(*routes: Route, links: tuple[Link, ...] = (ETH0, ETH1, CALI)) -> HostVi
     made = HostView(table=254, own_protocol=PROTO_BGP, workload_prefixes=("cali",))
     made.load(Listing(links, ADDRESSES, (*BASE, *routes)))
     return made
-
-
-def event(route: Route, *, removed: bool = False, replaced: bool = False) -> RouteEvent:
-    return RouteEvent(route, removed, replaced, 0)
 
 
 @pytest.mark.parametrize("address", ["10.0.0.7", "fd00::7"])
@@ -153,17 +158,109 @@ def test_a_listing_puts_everything_in_question():
         (LinkEvent(ETH0, False, 0), False),
         (LinkEvent(Link(2, "eth0"), False, 0), True),
         (LinkEvent(ETH0, True, 0), True),
-        (LinkEvent(Link(7, "new"), False, 0), True),
-        (AddressEvent(Address(2, "10.0.0.9/24"), False, 0), True),
+        (LinkEvent(Link(7, "new"), True, 0), False),
+        (LinkEvent(Link(7, "new"), False, 0), False),
+        (LinkEvent(Link(7, "eth0"), False, 0), True),
+        (LinkEvent(changed(ETH0, group=7, alias="x"), False, 0), False),
+        (LinkEvent(changed(CALI, name="cali4"), False, 0), True),
+        (LinkEvent(changed(CALI, mtu_bytes=9), False, 0), True),
+        (LinkEvent(changed(CALI, master=2), False, 0), True),
+        (LinkEvent(changed(CALI, is_up=False), False, 0), False),
+        (LinkEvent(changed(CALI, has_carrier=False), False, 0), False),
+        (LinkEvent(CALI, True, 0), False),
+        (AddressEvent(Address(2, "10.0.0.9/24"), False, 0), False),
+        (AddressEvent(Address(2, "10.0.0.1/24"), True, 0), True),
+        (AddressEvent(Address(2, "10.0.0.9/24"), True, 0), False),
+        (AddressEvent(Address(9, "fe80::9/64"), True, 0), False),
+        (AddressEvent(Address(2, "fe80::9/64"), True, 0), True),
+        (AddressEvent(Address(9, "fd00::9/64"), True, 0), True),
     ],
-    ids=["as known", "down", "removed", "new", "address"],
+    ids=str,
 )
-def test_links_and_addresses_ask_for_a_listing(change, asks):
+def test_what_asks_for_a_listing(change, asks):
     host = view()
+    for known in (Address(2, "fe80::9/64"), Address(9, "fe80::9/64"), Address(9, "fd00::9/64")):
+        host.apply(AddressEvent(known, False, 0))
     host.apply(change)
     assert host.needs_listing is asks
     host.load(Listing())
     assert not host.needs_listing
+
+
+def test_a_pods_link_takes_its_routes_along():
+    host = view(
+        workload("10.65.0.5/32"), workload("fd65::5/128"), via("10.66.0.0/16", "10.65.0.5", 9)
+    )
+    behind = packed("10.66.0.1")
+    host.affected([])
+    host.take_workload_changes()
+    assert host.resolve(behind) == (NextHop(9, "10.65.0.5"),)
+    for down in (LinkEvent(changed(CALI, is_up=False), False, 0), LinkEvent(CALI, True, 0)):
+        host.apply(down)
+        assert host.take_fallen_links() == {9}
+        assert host.workloads == {}
+        assert host.resolve(behind) == ()
+    assert host.affected([behind, packed("10.0.0.7")]) == [behind]
+    assert host.take_workload_changes() == {WORKLOAD, parse("fd65::5/128")}
+    assert host.take_fallen_links() == set()
+
+
+def test_a_pods_link_without_carrier_carries_nothing_but_stays_a_way():
+    host = view(via("10.66.0.0/16", "10.65.0.5", 9), via("0.0.0.0/0", "10.0.0.254"))
+    behind, before = packed("10.66.0.1"), (NextHop(9, "10.65.0.5"),)
+    for has_carrier, hops in ((False, (NextHop(2, "10.0.0.254"),)), (True, before)):
+        host.affected([])
+        host.apply(LinkEvent(changed(CALI, has_carrier=has_carrier), False, 0))
+        assert host.affected([behind]) == [behind]
+        assert host.resolve(behind) == hops
+    assert host.take_fallen_links() == set()
+
+
+def test_a_new_link_and_its_routes_need_no_listing():
+    host = view()
+    host.take_workload_changes()
+    for new in (Link(7, "cali7"), Link(7, "cali7", is_up=True, has_carrier=True)):
+        host.apply(LinkEvent(new, False, 0))
+    host.apply(event(workload("10.65.0.5/32", ifindex=7)))
+    assert host.workloads == {WORKLOAD: LocalRoute("workload", 0, "cali7")}
+    assert host.take_workload_changes() == {WORKLOAD}
+
+
+def test_an_address_is_ours_until_the_last_link_gives_it_up():
+    host, ours = view(), packed("fe80::9")
+    for ifindex in (9, 2):
+        host.apply(AddressEvent(Address(ifindex, "fe80::9/64"), False, 0))
+    host.apply(AddressEvent(Address(9, "fe80::9/64"), False, 0))
+    host.apply(AddressEvent(Address(9, "fe80::9/64"), True, 0))
+    assert host.dump()["own_addresses"] == 3
+    host.affected([])
+    host.apply(event(Route("fe80::/10", (NextHop(2),))))
+    assert host.resolve(packed("fe80::1")) == (), "no next hop is link-local"
+    host.apply(AddressEvent(Address(9, "10.0.0.7/32"), False, 0))
+    neighbour = packed("10.0.0.7")
+    assert host.affected([neighbour, packed("10.0.0.8"), ours]) == [neighbour]
+    assert host.resolve(neighbour) == ()
+    host.apply(LinkEvent(CALI, True, 0))
+    assert host.affected([neighbour]) == [neighbour]
+    assert host.resolve(neighbour) == (NextHop(2, "10.0.0.7"),)
+
+
+@pytest.mark.parametrize(
+    ("change", "asks"),
+    [
+        (event(via("192.0.2.0/24", "10.0.0.2", protocol=PROTO_BGP), replaced=True), True),
+        (event(via("192.0.2.0/24", "10.0.0.2", protocol=PROTO_BGP)), False),
+        (event(via("192.0.3.0/24", "10.0.0.2", protocol=PROTO_BGP), replaced=True), False),
+        (event(via("192.0.2.0/24", "10.0.0.2", table=9), replaced=True), False),
+        (event(via("192.0.2.0/24", "10.0.0.2")), True),
+        (event(via("192.0.2.0/24", "10.0.0.2"), removed=True), True),
+        (event(via("192.0.2.0/24", "10.0.0.254"), removed=True), False),
+    ],
+)
+def test_routes_of_one_rank_that_are_told_apart_by_a_listing(change, asks):
+    host = view(via("192.0.2.0/24", "10.0.0.254"))
+    host.apply(change)
+    assert host.needs_listing is asks
 
 
 WORKLOAD = parse("10.65.0.5/32")

@@ -282,6 +282,17 @@ def test_events_of_other_tables_and_protocols_are_not_ours(kernel, writer):
     assert writer.dirty == {}
 
 
+def test_links_of_our_routes_are_known_until_a_listing_says_otherwise(kernel, writer):
+    hops = (NextHop(5, "10.0.0.2"), NextHop(6, "10.1.0.2"))
+    writer.want(parse("10.65.1.0/26"), Spec(1024, hops))
+    assert not writer.led_over(5)
+    settle(writer)
+    writer.notice(RouteEvent(ours("10.65.2.0/26", (NextHop(7, "10.0.0.2"),)), False, False, 0))
+    assert [writer.led_over(ifindex) for ifindex in (4, 5, 6, 7)] == [False, True, True, True]
+    writer.observe([ours("10.65.3.0/26", (NextHop(4, "10.0.0.2"),))])
+    assert [writer.led_over(ifindex) for ifindex in (4, 5, 6, 7)] == [True, False, False, False]
+
+
 def test_the_dump_says_what_is_wrong(kernel, writer):
     kernel.put(Route("10.65.1.0/26", ONE, protocol=PROTO_STATIC, metric=1024))
     writer.want(A, Spec(1024, ONE))

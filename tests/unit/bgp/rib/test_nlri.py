@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address, IPv6Address, ip_network
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bgp.rib import nlri
 from bgp.rib.nlri import IPV4, IPV6, is_martian, is_martian_next_hop, parse, split, text
@@ -31,6 +35,37 @@ def test_text_and_wire_are_two_forms_of_one_prefix(cidr, wire):
 
 def test_parse_drops_host_bits():
     assert parse("10.65.3.77/26") == parse("10.65.3.64/26")
+
+
+@given(
+    st.integers(0, 2**32 - 1).map(IPv4Address) | st.integers(0, 2**128 - 1).map(IPv6Address),
+    st.integers(0, 128),
+)
+def test_a_prefix_of_an_address_is_that_of_ipaddress(address, length):
+    length = min(length, address.max_prefixlen)
+    network = ip_network(f"{address}/{length}", strict=False)
+    expected = bytes([length]) + network.network_address.packed[: (length + 7) // 8]
+    assert nlri.truncated(address.packed, length) == expected
+    assert parse(f"{address}/{length}") == (IPV4 if address.version == 4 else IPV6, expected)
+
+
+@pytest.mark.parametrize(
+    ("cidr", "expected"),
+    [
+        ("169.254.0.0/16", True),
+        ("169.254.1.1/32", True),
+        ("169.254.0.0/15", False),
+        ("169.255.0.0/16", False),
+        ("fe80::/10", True),
+        ("febf::1/128", True),
+        ("fe80::/9", False),
+        ("fec0::/10", False),
+        ("0.0.0.0/0", False),
+        ("::/0", False),
+    ],
+)
+def test_link_local_prefixes(cidr, expected):
+    assert nlri.is_link_local(*parse(cidr)) is expected
 
 
 def test_bits_behind_the_length_do_not_make_another_prefix():
