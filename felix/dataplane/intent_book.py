@@ -4,7 +4,10 @@ Layer: felix.dataplane, pure. Used by policy_sweep.py; satisfies felix.rules.ver
 
   B1  the book holds what the messages said, and nothing else: every set whole, every local workload
       with its policy. (Sets are kept as text, as they come: about 100 bytes a member.)
-  B2  of several workloads that claim one address the one whose key sorts first has it, as in the
+  B2  a change of a set tightens policy when something leaves what an Allow rule looks for or comes
+      to what a Deny rule looks for; for exclusions the other way round, for Pass rules either way.
+      (So a pod that comes to the usual allow list tightens nothing.)
+  B3  of several workloads that claim one address the one whose key sorts first has it, as in the
       routing table (endpoint_mgr E1).
 """
 
@@ -16,6 +19,7 @@ from ipaddress import ip_network
 from typing import TypeVar
 
 from felix.intent import (
+    Action,
     CompiledRule,
     Intent,
     PolicyRemove,
@@ -33,7 +37,10 @@ from libcalico.model.keys import ResourceKey
 
 # A policy or a profile: what holds rules.
 Owner = ResourceKey | str
-T = TypeVar("T", bound=Hashable)
+# A set, and whether it is its growing that tightens (else its shrinking).
+Use = tuple[str, bool]
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V", bound=Hashable)
 
 
 @dataclass(slots=True)
@@ -63,7 +70,8 @@ class IntentBook:
     profiles: dict[str, ProfileUpdate] = field(default_factory=dict)
     workloads: dict[ResourceKey, WorkloadEndpointUpdate] = field(default_factory=dict)
     _sets: dict[str, _Set] = field(default_factory=dict)
-    _sets_of: dict[Owner, frozenset[str]] = field(default_factory=dict)
+    _uses_of: dict[Owner, frozenset[Use]] = field(default_factory=dict)
+    _owners_by_use: dict[Use, set[Owner]] = field(default_factory=dict)
     _keys_by_owner: dict[Owner, set[ResourceKey]] = field(default_factory=dict)
     _keys_by_address: dict[str, set[ResourceKey]] = field(default_factory=dict)
 
@@ -82,7 +90,7 @@ class IntentBook:
         return frozenset(found.members) if found else frozenset()
 
     def at(self, address: net.Address) -> WorkloadEndpointUpdate | None:
-        """The local workload that has the address (B2)."""
+        """The local workload that has the address (B3)."""
         keys = self._keys_by_address.get(str(address))
         return self.workloads[min(keys, key=_sort_key)] if keys else None
 
@@ -91,9 +99,9 @@ class IntentBook:
         found: set[ResourceKey] = set()
         return found.union(*(self._keys_by_owner.get(owner, ()) for owner in owners))
 
-    def users_of(self, set_id: str) -> set[ResourceKey]:
-        """The workloads that a rule with that set governs."""
-        return self.governed_by(owner for owner, sets in self._sets_of.items() if set_id in sets)
+    def tightened_by(self, set_id: str, *, grows: bool) -> set[Owner]:
+        """The policies and profiles that a growing, or a shrinking, set tightens (B2)."""
+        return self._owners_by_use.get((set_id, grows), set())
 
     def addresses(self) -> list[str]:
         return list(self._keys_by_address)
@@ -110,22 +118,30 @@ class IntentBook:
                 self._sets.pop(intent.set_id, None)
             case PolicyUpdate():
                 self.policies[intent.key] = intent
-                self._sets_of[intent.key] = sets_of((*intent.ingress, *intent.egress))
+                self._index(intent.key, tightening_uses((*intent.ingress, *intent.egress)))
             case ProfileUpdate():
                 self.profiles[intent.name] = intent
-                self._sets_of[intent.name] = sets_of((*intent.ingress, *intent.egress))
+                self._index(intent.name, tightening_uses((*intent.ingress, *intent.egress)))
             case PolicyRemove():
                 self.policies.pop(intent.key, None)
-                self._sets_of.pop(intent.key, None)
+                self._index(intent.key, frozenset())
             case ProfileRemove():
                 self.profiles.pop(intent.name, None)
-                self._sets_of.pop(intent.name, None)
+                self._index(intent.name, frozenset())
             case WorkloadEndpointUpdate():
                 self._put(intent.key, intent)
             case WorkloadEndpointRemove():
                 self._put(intent.key, None)
             case _:
                 pass
+
+    def _index(self, owner: Owner, uses: frozenset[Use]) -> None:
+        before = self._uses_of.pop(owner, frozenset())
+        if uses:
+            self._uses_of[owner] = uses
+        for use in uses - before:
+            self._owners_by_use.setdefault(use, set()).add(owner)
+        _unlist(self._owners_by_use, before - uses, owner)
 
     def _change_set(self, delta: SetDelta) -> None:
         found = self._sets[delta.set_id]
@@ -159,26 +175,31 @@ def owners_of(endpoint: WorkloadEndpointUpdate) -> set[Owner]:
     return found
 
 
-def sets_of(rules: Iterable[CompiledRule]) -> frozenset[str]:
-    """The address sets that rules look into."""
-    return frozenset(
-        set_id
-        for rule in rules
-        for side in (rule.source, rule.destination)
-        for ids in (
-            side.sets,
-            side.not_sets,
-            side.named_port_sets,
-            side.not_named_port_sets,
-            side.ip_port_sets,
-        )
-        for set_id in ids
-    )
+def tightening_uses(rules: Iterable[CompiledRule]) -> frozenset[Use]:
+    """The address sets that rules look into, each with the changes that tighten (B2)."""
+    found: set[Use] = set()
+    for rule in rules:
+        for side in (rule.source, rule.destination):
+            wanted = (*side.sets, *side.named_port_sets, *side.ip_port_sets)
+            found.update((set_id, grows) for set_id in wanted for grows in _TIGHTENS[rule.action])
+            excluded = (*side.not_sets, *side.not_named_port_sets)
+            found.update(
+                (set_id, not grows) for set_id in excluded for grows in _TIGHTENS[rule.action]
+            )
+    return frozenset(found)
 
 
-def _unlist(index: dict[T, set[ResourceKey]], names: Iterable[T], key: ResourceKey) -> None:
+_TIGHTENS: dict[Action, tuple[bool, ...]] = {
+    Action.ALLOW: (False,),
+    Action.DENY: (True,),
+    Action.PASS: (False, True),
+    Action.LOG: (),
+}
+
+
+def _unlist(index: dict[K, set[V]], names: Iterable[K], value: V) -> None:
     for name in names:
-        index[name].discard(key)
+        index[name].discard(value)
         if not index[name]:
             del index[name]
 

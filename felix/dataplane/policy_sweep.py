@@ -16,8 +16,9 @@ about the first packet of a connection and never again.
   PS3  what policy was never asked about stays: a connection from the host to its own workload, and
        a workload's DHCP with its host;
   PS4  looked at are the connections of workloads whose rules changed, and of single addresses that
-       came to or left a set; after a start, those of all workloads, since policy may have changed
-       while felix was away. One reading of the table at a time, with a pause after each;
+       came to or left a set where that tightens; after a start, those of all workloads, since
+       policy may have changed while felix was away. One reading of the table at a time, and after
+       each a pause that is no shorter than the reading was;
   PS5  judging takes the loop for a millisecond at a time; what failed is tried again with backoff.
 
 A TCP connection whose entry is gone must not come back by a packet out of its middle, which the
@@ -111,27 +112,30 @@ class PolicySweep:
                 if before is not None and _governance(before) != _governance(intent):
                     self._marked.addresses.update(addresses_of(before), addresses_of(intent))
             case PolicyUpdate():
-                known = book.policies.get(intent.key)
-                if known is None or _rules(known) != _rules(intent):
+                policy = book.policies.get(intent.key)
+                if policy is None or _rules(policy) != _rules(intent):
                     self._mark_users(intent.key)
             case ProfileUpdate():
                 if book.profiles.get(intent.name) != intent:
                     self._mark_users(intent.name)
             case SetUpdate():
-                self._mark_members(intent.set_id, intent.members ^ book.members(intent.set_id))
+                known = book.members(intent.set_id)
+                self._mark_members(intent.set_id, intent.members - known, grows=True)
+                self._mark_members(intent.set_id, known - intent.members, grows=False)
             case SetDelta():
-                self._mark_members(intent.set_id, intent.added | intent.removed)
+                self._mark_members(intent.set_id, intent.added, grows=True)
+                self._mark_members(intent.set_id, intent.removed, grows=False)
             case _:
                 pass
 
     def _mark_users(self, owner: Owner) -> None:
         self._mark_workloads(self._book.governed_by((owner,)))
 
-    def _mark_members(self, set_id: str, changed: frozenset[str]) -> None:
+    def _mark_members(self, set_id: str, changed: frozenset[str], *, grows: bool) -> None:
         """The connections of single addresses, or else all of those whom the set governs."""
-        users = self._book.users_of(set_id)
-        if not users:
-            return  # a new set: the rules that look into it are new as well
+        owners = self._book.tightened_by(set_id, grows=grows)
+        if not owners:
+            return  # nobody; and the rules that look into a new set are new as well
         for member in changed:
             address, _, rest = member.partition(",")
             if rest:
@@ -139,7 +143,7 @@ class PolicySweep:
             elif member.endswith(_HOST_LENGTHS):
                 self._marked.addresses.add(member.partition("/")[0])
             else:
-                self._mark_workloads(users)
+                self._mark_workloads(self._book.governed_by(owners))
 
     def _mark_workloads(self, keys: set[ResourceKey]) -> None:
         for key in keys:
@@ -166,6 +170,7 @@ class PolicySweep:
             await self._wake.wait()
             self._wake.clear()
             suspects, self._due = self._due, _Suspects()
+            began = self._clock.monotonic()
             try:
                 count = await self._sweep(suspects)
             except SuiteError as err:
@@ -178,7 +183,7 @@ class PolicySweep:
             self._deleted += count
             if count:
                 LOG.info("connections deleted that policy denies now", count=count)
-            await self._clock.sleep(_PAUSE_S)
+            await self._clock.sleep(max(_PAUSE_S, self._clock.monotonic() - began))
 
     async def _sweep(self, suspects: _Suspects) -> int:
         addresses = set(self._book.addresses()) if suspects.everyone else set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from felix.dataplane.intent_book import IntentBook, addresses_of, owners_of, sets_of
+from felix.dataplane.intent_book import IntentBook, addresses_of, owners_of, tightening_uses
 from felix.intent import (
     Action,
     CompiledRule,
@@ -95,36 +95,58 @@ def test_a_workload_is_found_by_its_addresses_until_it_goes_or_changes_them():
 
 
 def test_of_two_that_claim_an_address_the_first_name_has_it():
-    """B2."""
+    """B3."""
     a, b = workload("a", "10.0.0.1/32"), workload("b", "10.0.0.1/32")
     assert book(b, a).at(net.parse_ip("10.0.0.1")) == a
     assert book(a, b, WorkloadEndpointRemove(a.key)).at(net.parse_ip("10.0.0.1")) == b
 
 
 def test_who_is_governed_by_what():
-    rule = CompiledRule(Action.ALLOW, 0, source=EntityMatch(not_sets=("s",)))
+    rule = CompiledRule(Action.ALLOW, 0, source=EntityMatch(sets=("s",)))
     a, b = workload("a", "10.0.0.1/32"), workload("b", "10.0.0.2/32", profiles=("other",))
     made = book(PolicyUpdate(P, "default", (), ()), ProfileUpdate("kns", (rule,), ()), a, b)
     assert made.governed_by([P]) == {a.key, b.key}
-    assert made.governed_by(["kns"]) == made.users_of("s") == {a.key}
+    assert made.governed_by(["kns"]) == {a.key}
+    assert made.tightened_by("s", grows=False) == {"kns"}
     made.take(PolicyUpdate(P, "default", (), (rule,)))
-    assert made.users_of("s") == {a.key, b.key}
+    assert made.tightened_by("s", grows=False) == {"kns", P}
+    assert made.tightened_by("s", grows=True) == set()
+    made.take(PolicyUpdate(P, "default", (), ()))
+    assert made.tightened_by("s", grows=False) == {"kns"}
+    made.take(PolicyUpdate(P, "default", (rule,), ()))
     made.take(workload("a", "10.0.0.1/32", profiles=()))
     made.take(ProfileRemove("kns"))
     assert (made.governed_by(["kns"]), made.profiles) == (set(), {})
     made.take(PolicyRemove(P))
-    assert (made.users_of("s"), made.policies) == (set(), {})
+    assert (made.tightened_by("s", grows=False), made.policies) == (set(), {})
 
 
 def test_facts_of_one_message():
     one = workload("a", "10.0.0.1/32", "fd00::1/128")
     assert addresses_of(one) == ["10.0.0.1", "fd00::1"]
     assert owners_of(one) == {P, "kns"}
+
+
+@pytest.mark.parametrize(
+    ("action", "wanted", "excluded"),
+    [
+        (Action.ALLOW, {False}, {True}),
+        (Action.DENY, {True}, {False}),
+        (Action.PASS, {True, False}, {True, False}),
+        (Action.LOG, set(), set()),
+    ],
+)
+@pytest.mark.parametrize("side", ["source", "destination"])
+def test_which_changes_of_a_set_tighten(action, wanted, excluded, side):
+    """B2."""
     every = EntityMatch(
         sets=("a",),
-        not_sets=("b",),
-        named_port_sets=("c",),
-        not_named_port_sets=("d",),
-        ip_port_sets=("e",),
+        named_port_sets=("b",),
+        ip_port_sets=("c",),
+        not_sets=("x",),
+        not_named_port_sets=("y",),
     )
-    assert sets_of([CompiledRule(Action.DENY, 0, destination=every)]) == set("abcde")
+    found = tightening_uses([CompiledRule(action, 0, **{side: every})])
+    assert found == {(name, grows) for name in "abc" for grows in wanted} | {
+        (name, grows) for name in "xy" for grows in excluded
+    }

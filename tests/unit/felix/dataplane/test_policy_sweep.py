@@ -219,6 +219,14 @@ async def test_a_new_policy_concerns_those_whom_it_governs():
         assert world.asked() == [{DB, "fd00::2"}]
 
 
+async def test_a_peer_that_comes_to_an_allow_list_reads_no_table():
+    """PS4: nothing is tightened by it."""
+    async with World(only_from("role == 'friend'")).running() as world:
+        world.put(wep("far", FAR, labels={"role": "friend"}, node=calc.ELSEWHERE))
+        await world.cycle()
+        assert world.asked() == []
+
+
 async def test_named_ports_that_move_are_changes():
     """PS4."""
     port = rule(protocol="TCP", destination={"ports": ("http",)})
