@@ -183,6 +183,40 @@ def test_a_sticky_address_moves_to_the_next_container_with_its_route(node, netns
         node.calicoctl("ipam", "release", f"--ip={address}")
 
 
+def connections(node: CniNode) -> str:
+    return node.ns.run("conntrack", "-L")
+
+
+def open_connection(node: CniNode, address: str, port: int) -> str:
+    """As conntrack shows it."""
+    ends = ("-s", "10.99.0.9", "-d", address, "--sport", str(port), "--dport", "80")
+    state = ("--state", "ESTABLISHED", "--timeout", "600")
+    node.ns.run("conntrack", "-I", "-p", "tcp", *ends, *state)
+    shown = f"dst={address} sport={port}"
+    assert shown in connections(node)
+    return shown
+
+
+def test_an_address_used_again_at_once_has_no_old_connections_and_keeps_its_own(node, netns):
+    conf = {**CONF, "runtimeConfig": {"ips": ["10.65.0.40"]}}
+    old, new, last = (netns.make(name) for name in ("old", "new", "last"))
+    add(node, old, conf, CNI_CONTAINERID="c1", CNI_ARGS="")
+    former = open_connection(node, "10.65.0.40", 1001)
+    remove(node, old, conf, CNI_CONTAINERID="c1", CNI_ARGS="")
+    add(node, new, conf, CNI_CONTAINERID="c2", CNI_ARGS="")
+    assert former not in connections(node)
+    own = open_connection(node, "10.65.0.40", 1002)
+    # Another address's turn: whatever was to be forgotten before it is, when its connection is.
+    other = {**CONF, "runtimeConfig": {"ips": ["10.65.0.41"]}}
+    add(node, last, other, CNI_CONTAINERID="c3", CNI_ARGS="")
+    others = open_connection(node, "10.65.0.41", 1003)
+    remove(node, last, other, CNI_CONTAINERID="c3", CNI_ARGS="")
+    assert eventually(lambda: others not in connections(node))
+    assert own in connections(node)
+    remove(node, new, conf, CNI_CONTAINERID="c2", CNI_ARGS="")
+    assert eventually(lambda: own not in connections(node))
+
+
 def test_addresses_without_ipam_and_floating_ones_need_their_feature(node, pod):
     no_ipam = with_annotations(ipAddrsNoIpam=["10.99.0.1"])
     assert "ip_addrs_no_ipam" in refused(node, pod, no_ipam)["msg"]
