@@ -17,7 +17,7 @@ import pytest
 from deploy.lab import demo, pods, shell
 from deploy.lab.cluster import Cluster, up
 from deploy.lab.shell import LabError, wait_until
-from deploy.lab.topology import Options
+from deploy.lab.topology import Machine, Options
 from libcalico.runtime import unixsocket
 from tests.support.flow import Flow
 
@@ -237,6 +237,62 @@ def test_etcd_may_go_away_and_come_back(lab, web, start_flow):
     finally:
         remove_policy(lab)
     assert eventually(lambda: http(lab, "other", web), timeout_s=40)
+
+
+CLOSED = """
+---
+apiVersion: projectcalico.org/v3
+kind: HostEndpoint
+metadata: {{name: {name}-wire, labels: {{role: host}}}}
+spec: {{node: {name}, expectedIPs: [{address}]}}
+"""
+NOTHING_FOR_HOSTS = """
+apiVersion: projectcalico.org/v3
+kind: GlobalNetworkPolicy
+metadata: {name: nothing-for-hosts}
+spec: {selector: role == 'host', types: [Ingress, Egress]}
+"""
+
+
+def answers(source: Machine, target: Machine, port: int) -> bool:
+    """Whether the host `target` answers `source` at this port, if only by refusing."""
+    probe = ["curl", "-s", "-o", "/dev/null", "--max-time", "1", f"telnet://{target.ipv4}:{port}"]
+    done = shell.run(probe, namespace=source.namespace, check=False, stdin=b"")
+    refused, timed_out = 7, 28
+    assert done.returncode in (0, refused, timed_out), done
+    return done.returncode != timed_out
+
+
+def test_hosts_that_are_closed_to_everything_keep_their_cluster_alive(lab, web, start_flow):
+    """Every host behind a deny-all: the datastore, BGP, new pods and policies go on."""
+    machines = lab.topology.workers
+    documents = "".join(CLOSED.format(name=m.name, address=m.ipv4) for m in machines)
+    one, two, outside = *machines[:2], lab.topology.etcd
+    assert answers(outside, one, 8080)
+    flow = start_flow("frontend", web)
+    apply(lab, (NOTHING_FOR_HOSTS + documents).encode())
+    try:
+        assert eventually(lambda: not answers(outside, one, 8080))
+        assert answers(outside, one, 22)
+        assert eventually(lambda: not answers(one, outside, 8080)), "nor out of it"
+        assert eventually(lambda: not answers(two, outside, 8080))
+        lab.restart_node("node1", kill=True)
+        lab.wait_sessions()
+        pods.add(lab, "newcomer", node="node3")
+        assert eventually(lambda: pods.can_ping(lab, "newcomer", web))
+        apply(lab)
+        assert eventually(lambda: not http(lab, "other", web)), "felix hears its datastore"
+        assert http(lab, "frontend", web)
+        assert not answers(outside, one, 8080)
+        assert flow.lost() == 0
+    finally:
+        remove_policy(lab)
+        for machine in machines:
+            lab.calicoctl("delete", "hostendpoint", f"{machine.name}-wire", check=False)
+        lab.calicoctl("delete", "globalnetworkpolicy", "nothing-for-hosts", check=False)
+        if "newcomer" in lab.state.pods:
+            pods.delete(lab, "newcomer")
+    assert eventually(lambda: answers(outside, one, 8080))
 
 
 def test_one_malformed_object_does_not_stop_the_others(lab, web):
