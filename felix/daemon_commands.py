@@ -79,7 +79,8 @@ def check_config(environ: Mapping[str, str], path: Path | None) -> int:
 
 
 def render(environ: Mapping[str, str], path: Path | None) -> int:
-    """The nft script for this node, from the datastore as it is now. Errors: SuiteError."""
+    """The nft script for this node, from the datastore as it is now. Interfaces are not looked at:
+    host endpoints that expect addresses stand nowhere in it. Errors: SuiteError."""
     local = read_local(environ, path)
 
     async def read() -> list[Update]:

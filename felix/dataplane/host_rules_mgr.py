@@ -96,14 +96,17 @@ class HostRulesManager:
         if not self._is_dirty:
             return
         self._is_dirty = False
-        named = {endpoint.interface for endpoint in self._endpoints.values()}
-        expected = {name: () for name in named if self._is_host_interface(name)}  # N2
-        interfaces = {**expected, **self._addresses}
+        interfaces = {**self._expected(), **self._addresses}
         self._assignment = assign_host_endpoints(self._endpoints.values(), interfaces)
         governed = {stage.name: dict(self._governed(stage)) for stage in host.STAGES}
         uses_marks = any(governed[stage.name] for stage in host.STAGES if stage.marks)
         for stage in host.STAGES:
             self._settle(stage, governed[stage.name], uses_marks=uses_marks)
+
+    def _expected(self) -> dict[str, tuple[str, ...]]:
+        """Interfaces that endpoints name, without addresses: they may not exist yet (N2)."""
+        named = {endpoint.interface for endpoint in self._endpoints.values()}
+        return {name: () for name in named - {"", ANY_INTERFACE} if self._is_host_interface(name)}
 
     def _governed(self, stage: HostStage) -> Iterator[tuple[str, _Governed]]:
         remaining = self._assignment.remaining

@@ -252,16 +252,16 @@ def stage_chains(
         return ()
     if stage is TRANSLATED_OUT:
         judge = (SetMark(marks.owed, False), goto(TRANSLATED_DISPATCH))
-        head = Rule((Marked(marks.owed),), judge)
+        owed = Rule((Marked(marks.owed),), judge)
         return (
-            Chain(stage.name, (head,), stage.hook, stage.comment),
+            Chain(stage.name, (owed,), stage.hook, stage.comment),
             Chain(TRANSLATED_DISPATCH, asked, comment=stage.comment),
         )
-    return (Chain(stage.name, (*_head(stage, settings, uses_marks), *asked), stage.hook,
-                  stage.comment),)  # fmt: skip
+    head = _head(stage, settings, uses_marks=uses_marks)
+    return (Chain(stage.name, (*head, *asked), stage.hook, stage.comment),)
 
 
-def _head(stage: HostStage, settings: RuleSettings, uses_marks: bool) -> Iterable[Rule]:
+def _head(stage: HostStage, settings: RuleSettings, *, uses_marks: bool) -> Iterable[Rule]:
     marks = settings.marks
     if uses_marks and stage is not FORWARD_OUT:
         yield Rule((Marked(marks.allowed),), (ACCEPT,), "allowed by an earlier stage")
