@@ -54,36 +54,41 @@ class LinkMonitor:
         self._relist_reason = ""
         self._replace_all(links, addresses)
 
-    def on_link_event(self, event: LinkEvent) -> None:
+    def on_link_event(self, event: LinkEvent) -> bool:
+        """Returns whether listeners were told of something."""
         if event.is_removed:
-            self._on_link_gone(event.link.ifindex)
-        else:
-            self._on_link(event.link)
+            return self._on_link_gone(event.link.ifindex)
+        if event.link == self._link_by_index.get(event.link.ifindex):
+            return False  # a statistic, a setting: nothing that we look at
+        return self._on_link(event.link)
 
-    def on_address_event(self, event: AddressEvent) -> None:
+    def on_address_event(self, event: AddressEvent) -> bool:
+        """Returns whether listeners were told of something."""
         ifindex, address = event.address.ifindex, event.address.address
         addresses = self._addresses_by_index.setdefault(ifindex, set())
         (addresses.discard if event.is_removed else addresses.add)(address)
-        self._tell(ifindex)
+        return self._tell(ifindex)
 
-    def _on_link(self, link: Link) -> None:
+    def _on_link(self, link: Link) -> bool:
+        told = False
         known = self._link_by_index.get(link.ifindex)
         if known is not None and known.name != link.name:
-            self._announce(known.name, None)
+            told = self._announce(known.name, None)
             self._index_by_name.pop(known.name, None)
         holder = self._index_by_name.get(link.name)
         if holder is not None and holder != link.ifindex:
-            self._on_link_gone(holder)  # L2
+            told |= self._on_link_gone(holder)  # L2
         self._link_by_index[link.ifindex] = link
         self._index_by_name[link.name] = link.ifindex
-        self._tell(link.ifindex)
+        return self._tell(link.ifindex) or told
 
-    def _on_link_gone(self, ifindex: int) -> None:
+    def _on_link_gone(self, ifindex: int) -> bool:
         self._addresses_by_index.pop(ifindex, None)
         link = self._link_by_index.pop(ifindex, None)
-        if link is not None and self._index_by_name.get(link.name) == ifindex:
-            del self._index_by_name[link.name]
-            self._announce(link.name, None)
+        if link is None or self._index_by_name.get(link.name) != ifindex:
+            return False
+        del self._index_by_name[link.name]
+        return self._announce(link.name, None)
 
     def _replace_all(self, links: list[Link], addresses: list[Address]) -> None:
         listed = {link.ifindex for link in links}
@@ -95,26 +100,27 @@ class LinkMonitor:
         for link in links:
             self._on_link(link)
 
-    def _tell(self, ifindex: int) -> None:
+    def _tell(self, ifindex: int) -> bool:
         link = self._link_by_index.get(ifindex)
         if link is None:
-            return  # an address notification that overtook its link's
+            return False  # an address notification that overtook its link's
         addresses = tuple(sorted(self._addresses_by_index.get(ifindex, ())))
         state = InterfaceState(
             link.name, ifindex, link.is_up, link.is_running, addresses, link.mtu_bytes
         )
-        self._announce(link.name, state)
+        return self._announce(link.name, state)
 
-    def _announce(self, name: str, state: InterfaceState | None) -> None:
+    def _announce(self, name: str, state: InterfaceState | None) -> bool:
         before = self._told.get(name)
         if before == state:
-            return
+            return False
         if state is None:
             del self._told[name]
         else:
             self._told[name] = state
         for listener in self._listeners:
             listener.on_interface(name, state)
+        return True
 
     def dump(self) -> dict[str, object]:
         return {

@@ -249,27 +249,30 @@ class Dataplane:
     # ------------------------------------------------------------------------------- events
 
     def _take_events(self) -> bool:
-        """Distribute what the kernel has said. True when there was something."""
+        """Distribute what the kernel has said. True when that makes work for a cycle: not for the
+        routes and statistics of others that come with every interface."""
         try:
             events = self._parts.events.read()
         except SuiteError as err:
             LOG.warning("kernel notifications could not be read", error=str(err))
             self.queue_resync("notifications could not be read")
             return True
+        makes_work = False
         for event in events:
             if isinstance(event, LinkEvent):
-                self._parts.links.on_link_event(event)
+                makes_work |= self._parts.links.on_link_event(event)
             elif isinstance(event, AddressEvent):
-                self._parts.links.on_address_event(event)
+                makes_work |= self._parts.links.on_address_event(event)
             elif isinstance(event, RouteEvent):
                 for table in self._parts.route_tables:
-                    table.on_route_event(event)
+                    makes_work |= table.on_route_event(event)
             elif isinstance(event, Overrun):
+                makes_work = True
                 LOG.warning("kernel notifications were lost")
                 self._parts.links.queue_relist("notifications were lost")
                 for table in self._parts.route_tables:
                     table.queue_resync("notifications were lost")
-        return bool(events)
+        return makes_work
 
     async def _refresh_links(self) -> ApplyResult:
         try:

@@ -240,11 +240,22 @@ class RouteTable:
     def queue_resync(self, reason: str) -> None:
         self._resync_reason = self._resync_reason or reason
 
-    def on_route_event(self, event: RouteEvent) -> None:
-        """A change somebody else made. Our own writes are confirmed by their result."""
+    def on_route_event(self, event: RouteEvent) -> bool:
+        """A change somebody else made. Our own writes are confirmed by their result.
+
+        Returns whether there is something to do or, since it did what we had to do, to report."""
         route = event.route
         if route.family != self.family or route.table != TABLE_MAIN:
-            return
+            return False
+        was_settled = self._is_settled()
+        self._on_change(event, route)
+        return not (was_settled and self._is_settled())
+
+    def _is_settled(self) -> bool:
+        """apply() would find nothing to do."""
+        return self._tracker.in_sync() and not self._extras and not self._resync_reason
+
+    def _on_change(self, event: RouteEvent, route: Route) -> None:
         key = key_of(route)
         if event.is_removed:
             self._on_removed(key, route)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 
 import pytest
+from msgspec import structs
 
 from felix.dataplane.link_monitor import LinkMonitor
 from felix.dataplane.manager import InterfaceState
 from libcalico.errors import ProgrammingFailed
-from libcalico.netlink import AddressEvent, Link, LinkEvent
+from libcalico.netlink import Address, AddressEvent, Link, LinkEvent
 from libcalico.testing.kernel import FakeKernel
 
 
@@ -93,6 +94,37 @@ async def test_addresses_come_and_go_with_both_families_sorted(world):
         ("10.0.0.1", "192.0.2.1", "fd00::1"),
         ("10.0.0.1", "fd00::1"),
     ]
+
+
+async def test_it_says_whether_anybody_heard_of_an_event(world):
+    eth0 = world.kernel.link("eth0")
+    link, address = (
+        lambda **changes: world.monitor.on_link_event(
+            LinkEvent(structs.replace(eth0, **changes), False, 0)
+        ),
+        lambda cidr, *, gone: world.monitor.on_address_event(
+            AddressEvent(Address(eth0.ifindex, cidr), gone, 0)
+        ),
+    )
+    world.listener.take()
+    for heard in (
+        link(),
+        link(alias="the uplink"),
+        address("192.0.2.1/24", gone=False),
+        address("192.0.2.2/24", gone=True),
+        world.monitor.on_link_event(LinkEvent(Link(99, "ghost"), True, 0)),
+    ):
+        assert not heard
+    assert world.listener.take() == []
+    for hear in (
+        lambda: link(is_up=False),
+        lambda: address("192.0.2.1/24", gone=True),
+        lambda: link(name="wan0"),
+        lambda: world.monitor.on_link_event(LinkEvent(eth0, True, 0)),
+        link,
+    ):
+        assert hear()
+        assert world.listener.take()
 
 
 async def test_an_address_that_overtakes_its_link_is_kept_for_it(world):

@@ -16,7 +16,7 @@ from felix.dataplane.ownership import RouteOwnership
 from felix.dataplane.route_table import RouteClass, RouteTable, RouteTarget
 from felix.intent import InSync, Intent, PoolUpdate
 from libcalico.errors import DataplaneStuck
-from libcalico.netlink import AF_INET, device_route
+from libcalico.netlink import AF_INET, LinkEvent, device_route
 from libcalico.testing.clock import FakeClock
 from libcalico.testing.kernel import FakeKernel
 
@@ -409,6 +409,22 @@ async def test_a_deleted_route_is_repaired_without_waiting_for_anything():
         world.kernel.drop_route(world.route)
         await world.clock.advance(0)
         assert world.kernel.routes() == {world.route}
+
+
+async def test_what_others_do_to_their_own_makes_no_cycle():
+    world = RouteWorld()
+    async with world.running():
+        world.take()
+        foreign = device_route("192.0.2.0/24", world.ifindex, protocol=2)
+        world.kernel.put_route(foreign)
+        world.kernel.drop_route(foreign)
+        world.kernel._notify(LinkEvent(world.kernel.link("cali1"), False, 0))
+        await world.clock.advance(1)
+        assert world.kernel._events == [], "they were read"
+        assert world.take() == []
+        world.kernel.set_link("cali1", mtu_bytes=1400)
+        await world.clock.advance(1)
+        assert world.take() == ["manager"]
 
 
 async def test_lost_notifications_lead_to_a_reading():

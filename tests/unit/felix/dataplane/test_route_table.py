@@ -14,6 +14,7 @@ from libcalico.netlink import (
     AF_INET,
     AF_INET6,
     PROTO_BGP,
+    PROTO_KERNEL,
     NextHop,
     Route,
     RouteEvent,
@@ -568,6 +569,20 @@ async def test_other_families_and_tables_are_not_our_business(world):
         world.table.on_route_event(RouteEvent(route, True, False, 0))
     assert world.table.dump()["resync"] == ""
     assert (await world.apply()).written == 0
+
+
+async def test_an_event_that_changes_nothing_of_ours_makes_no_work(world):
+    one = world.add_link("cali1")
+    ours, theirs = world.device(1, one), world.device(7, one, protocol=PROTO_KERNEL)
+    world.want("cali1", 1)
+    await world.apply()
+    for is_removed in (False, True):
+        assert not world.table.on_route_event(RouteEvent(theirs, is_removed, False, 0))
+    assert world.table.on_route_event(RouteEvent(ours, True, False, 0)), "to be written again"
+    assert world.table.on_route_event(RouteEvent(ours, False, False, 0)), "somebody did: report it"
+    assert not world.table.on_route_event(RouteEvent(ours, False, False, 0))
+    stranger = world.device(8, one)
+    assert world.table.on_route_event(RouteEvent(stranger, False, False, 0)), "to be deleted"
 
 
 async def test_an_unexpected_form_of_removal_leads_to_a_reading(world):
