@@ -309,18 +309,22 @@ def as_text(world: World, packet: Packet, verdicts: Sequence[Verdict]) -> str:
 def as_json(world: World, packet: Packet, verdicts: Sequence[Verdict]) -> str:
     document = {
         "allowed": is_allowed(verdicts),
-        "packet": {
-            "source": str(packet.source),
-            "destination": str(packet.destination),
-            "protocol": packet.protocol,
-            "sourcePort": packet.source_port,
-            "destinationPort": packet.destination_port,
-            "icmpType": packet.icmp_type,
-            "icmpCode": packet.icmp_code,
-        },
+        "packet": packet_document(packet),
         "verdicts": [_document(world, verdict) for verdict in verdicts],
     }
     return json.dumps(document, indent=2)
+
+
+def packet_document(packet: Packet) -> dict[str, Any]:
+    return {
+        "source": str(packet.source),
+        "destination": str(packet.destination),
+        "protocol": packet.protocol,
+        "sourcePort": packet.source_port,
+        "destinationPort": packet.destination_port,
+        "icmpType": packet.icmp_type,
+        "icmpCode": packet.icmp_code,
+    }
 
 
 def _document(world: World, verdict: Verdict) -> dict[str, Any]:

@@ -1,17 +1,22 @@
-"""policy explain: which rule decides about a packet between two ends.
+"""policy explain: which rule decides about a packet; policy dry-run: whose verdicts would change.
 
-Layer: edge; only reads. The answer is libcalico.policy's: the evaluator that felix's rules are
-tested against.
+Layer: edge; only reads. Explanations are libcalico.policy's, the evaluator that felix's rules are
+tested against; a dry run compares what felix would program (calicoctl.dryrun).
 """
 
 from __future__ import annotations
 
+import json
+
 import click
 
+from calicoctl import dryrun, options
 from calicoctl import explain as answers
-from calicoctl import options
+from calicoctl.load import Given, placed
+from calicoctl.main import UsageProblem
+from calicoctl.select import Source, from_files
 from calicoctl.session import Session, run
-from libcalico.errors import NotFound, ValidationError
+from libcalico.errors import NotFound, SuiteError, ValidationError
 from libcalico.model import (
     FelixConfiguration,
     GlobalNetworkPolicy,
@@ -27,7 +32,9 @@ from libcalico.model import (
     Tier,
     WorkloadEndpoint,
 )
-from libcalico.model.validation import validate_stored
+from libcalico.model.defaults import with_defaults
+from libcalico.model.keys import key_of
+from libcalico.model.validation import validate, validate_stored
 from libcalico.policy.staged import with_staged
 from libcalico.policy.world import Settings, World, world_of
 
@@ -92,6 +99,74 @@ def explain(
     verdicts = answers.judge(world, first, second, packet)
     show = answers.as_json if output == "json" else answers.as_text
     click.echo(show(world, packet, verdicts))
+
+
+@policy.command("dry-run")
+@click.option("--delete", is_flag=True, help="As if the objects of -f were deleted.")
+@click.option("--staged", is_flag=True, help="As if all staged policies were enforced.")
+@click.option("--traffic", multiple=True, metavar="PROTO/PORT", help="Ask about this, not more.")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
+@options.crud
+@click.pass_context
+def dry_run(
+    ctx: click.Context,
+    source: Source,
+    delete: bool,
+    staged: bool,
+    traffic: tuple[str, ...],
+    output: str,
+) -> None:
+    """Say which pairs of workloads would change their verdict if the objects of -f were applied.
+
+    Nothing is written. Without --traffic the ports that the changed rules name are asked about,
+    one that they do not name, and a ping."""
+    if not source.filename and not staged:
+        raise UsageProblem('required flag(s) "filename" not set')
+    given = from_files(source) if source.filename else []
+    kinds = (*_KINDS, *_STAGED) if staged else _KINDS
+    before = run(ctx, source.config, lambda session: _objects(session, kinds))
+    after = {key_of(resource): resource for resource in before}
+    for item in given:
+        resource = _as_stored(item)
+        if delete:
+            after.pop(key_of(resource), None)
+        else:
+            after[key_of(resource)] = resource
+    changed = with_staged(after.values()) if staged else list(after.values())
+    report = dryrun.compare(before, changed, traffic=traffic)
+    click.echo((_report_json if output == "json" else _report_text)(report))
+
+
+def _as_stored(item: Given) -> Resource:
+    """With the defaults that it would be stored with. Errors: InvalidInput, with its place."""
+    try:
+        resource = with_defaults(item.resource)
+        validate(resource)
+    except SuiteError as err:
+        raise placed(err, item) from err
+    return resource
+
+
+def _report_text(report: dryrun.Report) -> str:
+    lines = [
+        f"{'denied -> allowed' if change.is_allowed else 'allowed -> denied'}:"
+        f" {change.source} -> {change.destination}: {answers.describe(change.packet)}"
+        for change in report.changes
+    ]
+    return "\n".join([*lines, f"{len(report.changes)} of {report.asked} verdicts would change"])
+
+
+def _report_json(report: dryrun.Report) -> str:
+    changes = [
+        {
+            "source": change.source,
+            "destination": change.destination,
+            "packet": answers.packet_document(change.packet),
+            "allowed": change.is_allowed,
+        }
+        for change in report.changes
+    ]
+    return json.dumps({"asked": report.asked, "changes": changes}, indent=2)
 
 
 async def _objects(session: Session, kinds: tuple[type[Resource], ...]) -> list[Resource]:

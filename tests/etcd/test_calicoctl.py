@@ -409,3 +409,33 @@ def test_kubernetes_policies_are_not_ours_to_write(ctl, etcd, verb):
     ctl(verb, "-f", ctl.file(KNP), code=1)
     assert "kubernetes network policies must be managed through the kubernetes API" in ctl.err
     assert stored(etcd, "networkpolicies", "prod/knp.default.web")["spec"] == {"selector": "has(a)"}
+
+
+def test_policy_dry_run_names_the_pairs_that_change_and_writes_nothing(ctl, etcd):
+    ctl("apply", "-f", ctl.file(CLUSTER))
+    store_pods(etcd)
+    before = etcd.ctl("get", "--prefix", "/calico", "--print-value-only")
+    edited = CLUSTER.split("---")[1].replace("[80]", "[81]")
+    assert ctl("policy", "dry-run", "-f", ctl.file(edited)).splitlines() == [
+        "allowed -> denied: prod/n1-k8s-web-eth0 -> prod/n1-k8s-db-eth0:"
+        " tcp 10.0.0.1 -> 10.0.0.2 port 80",
+        "denied -> allowed: prod/n1-k8s-web-eth0 -> prod/n1-k8s-db-eth0:"
+        " tcp 10.0.0.1 -> 10.0.0.2 port 81",
+        "2 of 8 verdicts would change",
+    ]
+    ctl("policy", "dry-run", "-f", ctl.file(edited), "--delete", "--traffic", "udp/9", "-o", "json")
+    (change,) = json.loads(ctl.out)["changes"]
+    assert (change["packet"]["destinationPort"], change["allowed"]) == (9, True)
+    assert ctl("policy", "dry-run", "--staged", "--traffic", "tcp/80").startswith("allowed ->")
+    assert etcd.ctl("get", "--prefix", "/calico", "--print-value-only") == before
+
+
+def test_policy_dry_run_refuses_what_could_not_be_applied(ctl):
+    ctl("apply", "-f", ctl.file(CLUSTER))
+    ctl("policy", "dry-run", code=1)
+    assert ctl.err == 'required flag(s) "filename" not set\n'
+    bad = CLUSTER.split("---")[1].replace("app == 'db'", "app ==")
+    ctl("policy", "dry-run", "-f", ctl.file(bad), code=1)
+    assert "Selector" in ctl.err
+    ctl("policy", "dry-run", "-f", ctl.file(CLUSTER), "--traffic", "smoke", code=1)
+    assert ctl.err.startswith("smoke: no protocol; ")
