@@ -148,7 +148,7 @@ def _rules(
     allow: tuple[Effect, ...],
 ) -> tuple[Rule, ...]:
     found: list[Rule] = []
-    for item in fold(rules):
+    for item in fold(rules) if settings.folds else rules:
         if isinstance(item, Group):
             comment = owner.comment(f"rules {item.label}")
             effects = _effects(item.action, owner, settings, allow)

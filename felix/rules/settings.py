@@ -82,6 +82,23 @@ class Marks:
 
 
 @dataclass(frozen=True, slots=True)
+class IptablesSettings:
+    """What only the iptables dataplane asks. See felix.config for the parameters."""
+
+    mark_mask: int = 0xFFFF0000
+    filter_accepts: bool = True
+    mangle_accepts: bool = True
+
+    @classmethod
+    def of(cls, config: FelixConfig) -> IptablesSettings:
+        return cls(
+            config.iptables_mark_mask,
+            config.iptables_filter_allow_action == "ACCEPT",
+            config.iptables_mangle_allow_action == "ACCEPT",
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class RuleSettings:
     """Names follow the FelixConfiguration fields they come from."""
 
@@ -110,14 +127,22 @@ class RuleSettings:
     marks: Marks = Marks()
     # A packet counter on every deciding rule (read with `nft list ruleset`).
     counts: bool = False
+    # Runs of like rules as one lookup in a set of value combinations: what iptables does not have.
+    folds: bool = True
+    iptables: IptablesSettings = IptablesSettings()
 
     @classmethod
     def of(cls, config: FelixConfig) -> RuleSettings:
         ports, address = config.nat_port_range, config.nat_outgoing_address
+        is_iptables = config.nftables_mode == "Disabled"
+        if is_iptables:
+            deny, mask = config.iptables_filter_deny_action, config.iptables_mark_mask
+        else:
+            deny, mask = config.nftables_filter_deny_action, config.nftables_mark_mask
         return cls(
             interface_prefixes=config.interface_prefixes,
             endpoint_to_host=HostAction[config.default_endpoint_to_host_action.upper()],
-            deny_action=DenyAction[config.nftables_filter_deny_action.upper()],
+            deny_action=DenyAction[deny.upper()],
             log_prefix=config.log_prefix,
             log_rate=parse_rate(config.log_action_rate_limit, config.log_action_rate_limit_burst),
             drops_invalid=not config.disable_conntrack_invalid_check,
@@ -134,7 +159,9 @@ class RuleSettings:
             inbound_failsafes=failsafes(config.failsafe_inbound_host_ports),
             outbound_failsafes=failsafes(config.failsafe_outbound_host_ports),
             excluded_interfaces=config.interface_exclude,
-            marks=Marks.of(config.nftables_mark_mask),
+            marks=Marks.of(mask),
+            folds=not is_iptables,
+            iptables=IptablesSettings.of(config),
         )
 
 
