@@ -262,6 +262,10 @@ class WantedRuleset:
     def spec(self, name: str) -> SetSpec:
         return self._specs[name]
 
+    def knows_set(self, name: str) -> bool:
+        """Whether somebody has declared it, used or not."""
+        return name in self._specs
+
     def is_wanted_set(self, name: str) -> bool:
         """Whether the set is to be in the kernel (W1)."""
         return self.sets.wanted(name) is not None

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -301,7 +302,7 @@ def sent(draw: st.DrawFn) -> Packet:
     return Packet(src, dst, protocol, draw(ports), draw(ports), kind, code)
 
 
-def interface_of(node: FakeNode, address: str) -> str:
+def interface_of(node: Any, address: str) -> str:
     """Where the node has this address: the interface of the local workload, or the uplink."""
     endpoints = node.managers[2]._held.values()  # type: ignore[attr-defined]
     bits = 128 if ":" in address else 32
@@ -331,11 +332,11 @@ def test_packets_meet_what_the_objects_say(cluster, packets: list[Packet]):
         *contents.endpoints.values(),
     ]
     with node_with(intents) as node:
-        _compare_with_objects(cluster, node, packets)
+        compare_with_objects(cluster, node, packets)
 
 
-def _compare_with_objects(
-    cluster: dict[ResourceKey, object], node: FakeNode, packets: list[Packet]
+def compare_with_objects(
+    cluster: dict[ResourceKey, object], node: Any, packets: list[Packet]
 ) -> None:
     local = {key: value for key, value in cluster.items() if _is_local(key, value)}
     world = world_of(cluster.values(), settings=Settings())

@@ -1,0 +1,37 @@
+"""The iptables dataplane put together: the managers of nftables over the iptables driver.
+
+Layer: felix.dataplane. Used by the daemon, as nft_wiring is.
+
+    made = iptables_dataplane(port, settings, options)
+    managers += made.managers           # in this order
+    drivers.append(made.table)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from felix.dataplane.ipt_port import IptablesPort
+from felix.dataplane.ipt_table import DEFAULTS, IptablesTable, IptOptions
+from felix.dataplane.manager import Manager
+from felix.dataplane.nft_wiring import nft_managers
+from felix.rules.ipt_layout import HookSettings
+from felix.rules.settings import RuleSettings
+from libcalico.runtime.clock import SYSTEM, Clock
+
+
+@dataclass(frozen=True, slots=True)
+class IptablesDataplane:
+    table: IptablesTable
+    managers: tuple[Manager, ...]
+
+
+def iptables_dataplane(
+    port: IptablesPort,
+    settings: RuleSettings,
+    options: IptOptions = DEFAULTS,
+    *,
+    clock: Clock = SYSTEM,
+) -> IptablesDataplane:
+    table = IptablesTable(port, HookSettings.of(settings), options, clock=clock)
+    return IptablesDataplane(table, nft_managers(table.wanted, settings))

@@ -1,0 +1,101 @@
+"""iptables rules against intents, and against the objects: random packets must agree.
+
+The worlds, packets and readings are those of test_nft_rules; only what stands between is another:
+rules as iptables words, a driver that writes them, and a fake that parses the words and executes
+them on the packet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from felix.intent import (
+    Action,
+    CompiledRule,
+    Intent,
+    ProfileUpdate,
+    SetUpdate,
+    WorkloadEndpointUpdate,
+)
+from felix.testing.dataplane import FakeDataplane
+from felix.testing.interpreter import matches
+from libcalico.model.keys import ResourceKey
+from libcalico.policy.packet import Direction
+from libcalico.testing.fakenft_vm import Packet
+from tests.property import test_nft_rules as worlds
+from tests.support import calc
+from tests.support.iptables import FakeIptNode
+from tests.support.nft import workload_key
+
+HEALTH = list(HealthCheck)
+A = worlds.A
+
+
+def node_with(intents: Iterable[Intent]) -> FakeIptNode:
+    node = FakeIptNode()
+    result = asyncio.run(node.push(*intents))
+    assert (result.failed, result.deferred) == (0, 0), result.error
+    return node
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=HEALTH)
+@given(worlds.full_rules().filter(lambda rule: rule.action is not Action.LOG))
+def test_one_rule_matches_what_it_says(rule: CompiledRule):
+    plane = FakeDataplane()
+    plane.apply(worlds.SETS)
+    rule = replace(rule, action=Action.ALLOW)
+    nets = (f"{A[0]}/32", f"{A[1]}/128")
+    endpoint = WorkloadEndpointUpdate(workload_key("a"), "cali1", "", nets, ("p",), ())
+    node = node_with([*worlds.SETS, ProfileUpdate("p", (rule,), ()), endpoint])
+    for probe in worlds.PROBES:
+        expected = matches(plane.contents(), rule, worlds.in_words(probe))
+        assert (node.fake.forward(probe, "eth0", "cali1") == "accept") == expected, probe
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=HEALTH)
+@given(worlds.worlds())
+def test_rules_in_the_kernel_decide_as_intents_say(world: list[Intent]):
+    plane = FakeDataplane()
+    plane.apply(world)
+    node = node_with(world)
+    for probe in worlds.PROBES:
+        into = node.fake.forward(probe, "eth0", "cali1")
+        assert into == worlds.expected(plane, Direction.INGRESS, probe), ("ingress", probe)
+        out = worlds.reply(probe)
+        sent = node.fake.forward(out, "cali1", "eth0")
+        assert sent == worlds.expected(plane, Direction.EGRESS, out), ("egress", out)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=HEALTH)
+@given(cluster=worlds.clusters(), packets=st.lists(worlds.sent(), min_size=6, max_size=12))
+def test_packets_meet_what_the_objects_say(
+    cluster: dict[ResourceKey, object], packets: list[Packet]
+):
+    assume(not worlds.is_contested(cluster))
+    contents = calc.Rig(*cluster.items()).contents
+    intents: list[Intent] = [
+        *(SetUpdate(name, kind, members) for name, (kind, members) in contents.sets.items()),
+        *contents.policies.values(),
+        *contents.profiles.values(),
+        *contents.endpoints.values(),
+    ]
+    worlds.compare_with_objects(cluster, node_with(intents), packets)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=HEALTH)
+@given(before=worlds.worlds(), after=worlds.worlds())
+def test_an_edited_world_ends_as_a_fresh_one_and_a_restart_writes_nothing(before, after):
+    edited, fresh = node_with(before), node_with(after)
+    edited.pushed(*after)
+    assert edited.fake.tables == fresh.fake.tables
+    assert {name: found.members for name, found in edited.fake.sets.items()} == {
+        name: found.members for name, found in fresh.fake.sets.items()
+    }
+    edited.fake.scripts.clear()
+    result = edited.restarted().pushed(*after)
+    assert (result.written, result.deleted, edited.fake.scripts) == (0, 0, [])

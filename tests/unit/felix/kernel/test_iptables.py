@@ -1,0 +1,196 @@
+"""felix.kernel.iptables: which command is run how, and what its answer means."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from felix.dataplane.ipt_port import RestoreRefused
+from felix.kernel.iptables import (
+    CommandRunner,
+    Finished,
+    IptablesKernel,
+    Variant,
+    command_of,
+    detect_variant,
+    execute,
+)
+from felix.kernel.worker import KernelWorker
+from libcalico.errors import ProgrammingFailed
+from tests.support.iptables import InlineWorker
+
+EVERYTHING = {
+    f"ip{six}tables-{variant}{verb}"
+    for six in ("", "6")
+    for variant in ("nft-", "legacy-", "")
+    for verb in ("save", "restore")
+} | {"ipset"}
+
+
+class Answers:
+    """A runner that notes what it is asked and answers by command."""
+
+    def __init__(self, **answers: Finished) -> None:
+        self.answers = {name.replace("_", "-"): answer for name, answer in answers.items()}
+        self.calls: list[tuple[tuple[str, ...], str]] = []
+
+    def __call__(self, argv: Sequence[str], stdin: str, timeout_s: float) -> Finished:
+        self.calls.append((tuple(argv), stdin))
+        return self.answers.get(argv[0], Finished(0))
+
+
+def kernel(runner: Answers, variant: Variant = Variant.NFT) -> IptablesKernel:
+    return IptablesKernel(runner, variant, InlineWorker(), which=installed(EVERYTHING))
+
+
+def installed(names: set[str]):
+    return lambda name: name if name in names else None
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ({"ip6tables-legacy-save", "ip6tables-save"}, "ip6tables-legacy-save"),
+        ({"ip6tables-save"}, "ip6tables-save"),
+    ],
+)
+def test_a_variants_own_command_where_there_is_one(names: set[str], expected: str):
+    assert command_of(6, Variant.LEGACY, "save", installed(names)) == expected
+
+
+async def test_commands_never_flush_and_wait_for_the_lock():
+    runner = Answers()
+    made = kernel(runner)
+    await made.restore(6, "*filter\nCOMMIT\n")
+    await made.restore_sets("destroy x\n")
+    await made.save(4, "filter")
+    await made.save(4)
+    assert runner.calls == [
+        (("ip6tables-nft-restore", "--noflush", "--wait=30"), "*filter\nCOMMIT\n"),
+        (("ipset", "restore", "-exist"), "destroy x\n"),
+        (("iptables-nft-save", "-t", "filter"), ""),
+        (("iptables-nft-save",), ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stderr", "line", "words"),
+    [
+        ("iptables-restore: line 7 failed\n", 7, "line 7 failed"),
+        (
+            "iptables-nft-restore v1.8.9 (nf_tables): Set cali40s:x doesn't exist.\n\n"
+            "Error occurred at line: 3\nTry `iptables-restore -h' for more information.\n",
+            3,
+            "Set cali40s:x doesn't exist. Error occurred at line: 3",
+        ),
+        (
+            "# Warning: iptables-legacy tables present, use iptables-legacy to see them\n"
+            "iptables-restore v1.8.9 (nf_tables): \nline 5: RULE_APPEND failed (No such file)\n",
+            5,
+            "RULE_APPEND failed",
+        ),
+        ("something else\n", 0, "something else"),
+    ],
+)
+async def test_a_refusal_names_its_line(stderr: str, line: int, words: str):
+    made = kernel(Answers(iptables_nft_restore=Finished(2, "", stderr)))
+    with pytest.raises(RestoreRefused) as caught:
+        await made.restore(4, "")
+    assert caught.value.line == line
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "Warning" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Finished(4, "", "Another app is currently holding the xtables lock."),
+        Finished(1, "", "iptables-restore: line 3 failed: Resource temporarily unavailable"),
+        Finished(-9, "", ""),
+    ],
+)
+async def test_what_is_about_the_moment_is_no_refusal(answer: Finished):
+    made = kernel(Answers(iptables_nft_restore=answer))
+    with pytest.raises(ProgrammingFailed) as caught:
+        await made.restore(4, "")
+    assert not isinstance(caught.value, RestoreRefused)
+
+
+async def test_a_reading_that_fails_is_not_an_empty_one():
+    made = kernel(Answers(iptables_nft_save=Finished(1, "*filter\n", "no")))
+    with pytest.raises(ProgrammingFailed, match="no"):
+        await made.save(4, "filter")
+
+
+async def test_a_missing_command_is_one_clear_line():
+    def missing(argv: Sequence[str], stdin: str, timeout_s: float) -> Finished:
+        raise FileNotFoundError(2, "No such file or directory", argv[0])
+
+    with pytest.raises(ProgrammingFailed, match=r"run ipset failed .*not installed"):
+        await IptablesKernel(missing, Variant.NFT, InlineWorker()).save_sets()
+    made = IptablesKernel(Answers(), Variant.NFT, InlineWorker(), which=installed({"ipset"}))
+    assert made.missing((4,)) == ["iptables-save", "iptables-restore"]
+    assert kernel(Answers()).missing((4, 6)) == []
+
+
+def test_a_command_that_does_not_end_is_killed():
+    with pytest.raises(ProgrammingFailed, match="no answer"):
+        execute(CommandRunner(), (sys.executable, "-c", "import time; time.sleep(60)"), "", 0.05)
+
+
+async def test_the_real_runner_hands_over_and_takes_back():
+    worker = KernelWorker()
+    try:
+        script = (
+            "import sys; sys.stdout.write(sys.stdin.read()); sys.stderr.write('e'); sys.exit(3)"
+        )
+        done = await worker.run(
+            lambda: execute(CommandRunner(), (sys.executable, "-c", script), "in", 20.0)
+        )
+    finally:
+        worker.close()
+    assert (done.returncode, done.stdout, done.stderr) == (3, "in", "e")
+
+
+def test_the_runner_speaks_english_and_keeps_the_environment(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LC_ALL", "xx_XX")
+    monkeypatch.setenv("XTABLES_LOCKFILE", "/elsewhere")
+    done = CommandRunner("env")(("env",), "", 20.0)
+    assert "LC_ALL=C" in done.stdout.splitlines()
+    assert "XTABLES_LOCKFILE=/elsewhere" in done.stdout.splitlines()
+    assert os.environ["LC_ALL"] == "xx_XX"
+
+
+RULE, HINT = "-A INPUT -j ACCEPT\n", ":KUBE-KUBELET-CANARY - [0:0]\n"
+
+
+@pytest.mark.parametrize(
+    ("nft", "legacy", "expected"),
+    [
+        ("", "", Variant.LEGACY),
+        (RULE, "", Variant.NFT),
+        (RULE, RULE, Variant.LEGACY),
+        (RULE * 2, RULE, Variant.NFT),
+        (HINT, RULE * 50, Variant.NFT),
+        (RULE * 50, HINT, Variant.LEGACY),
+    ],
+)
+def test_the_variant_others_use_is_taken(nft: str, legacy: str, expected: Variant):
+    runner = Answers(iptables_nft_save=Finished(0, nft), iptables_legacy_save=Finished(0, legacy))
+    assert detect_variant(runner, which=installed(EVERYTHING)) is expected
+    # A table that is named would be created by asking for it.
+    assert all(len(argv) == 1 for argv, _stdin in runner.calls)
+
+
+def test_a_variant_that_cannot_be_asked_has_no_rules():
+    def runner(argv: Sequence[str], stdin: str, timeout_s: float) -> Finished:
+        if "legacy" in argv[0]:
+            raise subprocess.TimeoutExpired(list(argv), timeout_s)
+        return Finished(0, RULE)
+
+    assert detect_variant(runner, which=installed(EVERYTHING)) is Variant.NFT
