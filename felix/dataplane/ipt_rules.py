@@ -21,7 +21,7 @@ from felix.rules.ipt_layout import (
     place_of,
 )
 from felix.rules.ipt_match import LiteralSet, Unrenderable
-from felix.rules.render_iptables import IptChain, MapUse, render_chain
+from felix.rules.render_iptables import IptChain, MapUse, Rendered, render_chain
 from felix.rules.sets import MapValue
 
 
@@ -34,11 +34,11 @@ class TableWish:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rendered:
+class _Known:
     """A chain of the model in one family."""
 
     of: Chain
-    chain: IptChain
+    rendered: Rendered
     refers_to: References
 
 
@@ -47,8 +47,10 @@ class IptRules:
 
     def __init__(self, wanted: WantedRuleset, settings: HookSettings) -> None:
         self._wanted, self._settings = wanted, settings
-        self._rendered: dict[tuple[int, str], _Rendered] = {}
-        self._maps: dict[tuple[int, str], tuple[dict[bytes, MapValue], tuple[IptChain, ...]]] = {}
+        self._known: dict[tuple[int, str], _Known] = {}
+        self._maps: dict[
+            tuple[int, MapUse], tuple[dict[bytes, MapValue], tuple[IptChain, ...]]
+        ] = {}
         self._model_names: dict[str, str] = {}
         self._hooks: dict[tuple[int, Place], tuple[tuple[Chain, ...], IptChain]] = {}
         self.literals: dict[str, LiteralSet] = {}
@@ -64,8 +66,8 @@ class IptRules:
         return sorted(
             {
                 name
-                for (_version, name), rendered in self._rendered.items()
-                if any(literal.name == set_name for literal in rendered.chain.literals)
+                for (_version, name), known in self._known.items()
+                if any(literal.name == set_name for literal in known.rendered.literals)
             }
         )
 
@@ -86,8 +88,8 @@ class IptRules:
         found: dict[Place, list[Chain]] = {}
         for name, chain in self._wanted.effective.items():
             if chain.base is not None:
-                rendered = self._render(version, name)
-                if rendered is not None and rendered.chain.rules:
+                known = self._know(version, name)
+                if known is not None and known.rendered.says_something:
                     found.setdefault(place_of(name, chain.base), []).append(chain)
         return found
 
@@ -103,14 +105,17 @@ class IptRules:
 
     def _follow(self, wish: TableWish, version: int, names: list[str]) -> None:
         """Everything that is reached from these chains."""
+        seen: set[str] = set()
         while names:
-            rendered = self._render(version, names.pop())
-            if rendered is None or rendered.chain.name in wish.chains:
+            name = names.pop()
+            known = self._know(version, name)
+            if known is None or name in seen:
                 continue
-            wish.chains[rendered.chain.name] = rendered.chain
-            self.literals.update((literal.name, literal) for literal in rendered.chain.literals)
-            names += rendered.refers_to.chains
-            for use in rendered.chain.maps:
+            seen.add(name)
+            wish.chains.update((chain.name, chain) for chain in known.rendered.chains)
+            self.literals.update((literal.name, literal) for literal in known.rendered.literals)
+            names += known.refers_to.chains
+            for use in known.rendered.maps:
                 entries, chains = self._map(version, use)
                 wish.chains.update((chain.name, chain) for chain in chains)
                 names += {
@@ -119,11 +124,11 @@ class IptRules:
                     if value.verdict is not None and value.verdict.chain
                 }
 
-    def _render(self, version: int, name: str) -> _Rendered | None:
+    def _know(self, version: int, name: str) -> _Known | None:
         chain = self._wanted.effective.get(name)
         if chain is None:
             return None
-        cached = self._rendered.get((version, name))
+        cached = self._known.get((version, name))
         if cached is not None and cached.of is chain:
             return cached
         try:
@@ -131,27 +136,35 @@ class IptRules:
         except Unrenderable as err:
             self.unrenderable[name] = str(err)
             return None
-        rendered = self._rendered[version, name] = _Rendered(chain, made, references(chain))
-        self._model_names[made.name] = name
-        return rendered
+        known = self._known[version, name] = _Known(chain, made, references(chain))
+        self._model_names.update((one.name, name) for one in made.chains)
+        return known
 
     def _map(
         self, version: int, use: MapUse
     ) -> tuple[Mapping[bytes, MapValue], tuple[IptChain, ...]]:
         tracker = self._wanted.entries.get(use.name)
         entries = dict(tracker.wanted_items()) if tracker is not None else {}
-        cached = self._maps.get((version, use.name))
+        cached = self._maps.get((version, use))
         if cached is None or cached[0] != entries:
             before = {chain.name: chain for chain in cached[1]} if cached is not None else {}
             made = tuple(
                 # The same object as before when nothing changed in it: not written anew.
                 before[chain.name] if before.get(chain.name) == chain else chain
-                for chain in map_chains(use, version, entries)
+                for chain in map_chains(use, entries, self._settings.marks)
             )
-            cached = self._maps[version, use.name] = (entries, made)
+            cached = self._maps[version, use] = (entries, made)
         return cached
 
     def _forget_unused(self) -> None:
-        gone = [key for key in self._rendered if key[1] not in self._wanted.effective]
-        for key in gone:
-            self._model_names.pop(self._rendered.pop(key).chain.name, None)
+        effective = self._wanted.effective
+        for key in [key for key in self._known if key[1] not in effective]:
+            for chain in self._known.pop(key).rendered.chains:
+                self._model_names.pop(chain.name, None)
+        uses = {
+            (version, use)
+            for (version, _name), known in self._known.items()
+            for use in known.rendered.maps
+        }
+        for gone in self._maps.keys() - uses:
+            del self._maps[gone]

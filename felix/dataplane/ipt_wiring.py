@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from felix.dataplane.host_rules_mgr import HostRulesManager
 from felix.dataplane.ipt_port import IptablesPort
 from felix.dataplane.ipt_table import DEFAULTS, IptablesTable, IptOptions
 from felix.dataplane.manager import Manager
@@ -22,8 +23,11 @@ from libcalico.runtime.clock import SYSTEM, Clock
 
 @dataclass(frozen=True, slots=True)
 class IptablesDataplane:
+    """`host` is one of the managers, and wants to hear of interfaces."""
+
     table: IptablesTable
     managers: tuple[Manager, ...]
+    host: HostRulesManager
 
 
 def iptables_dataplane(
@@ -34,4 +38,5 @@ def iptables_dataplane(
     clock: Clock = SYSTEM,
 ) -> IptablesDataplane:
     table = IptablesTable(port, HookSettings.of(settings), options, clock=clock)
-    return IptablesDataplane(table, nft_managers(table.wanted, settings))
+    managers = nft_managers(table.wanted, settings)
+    return IptablesDataplane(table, managers, managers[-1])

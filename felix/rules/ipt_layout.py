@@ -180,17 +180,18 @@ class _Tree:
     def _leaf_rules(self, ifname: str, value: MapValue) -> Iterable[str]:
         verdict = value.verdict
         assert verdict is not None, "a map of interfaces has verdicts"
-        assert verdict.code is not VerdictCode.ACCEPT
-        words = (f"{self.option} {ifname}", comment_words(value.comment), verdict_words(verdict))
+        is_accept = verdict.code is VerdictCode.ACCEPT
+        target = self.marks.set_accept if is_accept else verdict_words(verdict)
+        words = (f"{self.option} {ifname}", comment_words(value.comment), target)
         yield " ".join(filter(None, words))
-        if verdict.code is VerdictCode.JUMP:
+        if is_accept or verdict.code is VerdictCode.JUMP:
             yield f"{self.marks.has_accepted} -j RETURN"
 
 
 def _branches(
     entries: Sequence[tuple[str, MapValue]],
 ) -> list[tuple[str, list[tuple[str, MapValue]]]]:
-    """Sorted entries by what follows the beginning they share; the beginning itself stands alone."""
+    """Sorted entries by what follows the beginning they share; that itself stands alone."""
     if not entries:
         return []
     shared = _shared_beginning(entries[0][0], entries[-1][0])

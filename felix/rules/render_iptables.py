@@ -87,7 +87,13 @@ class MarkWords:
         if len(bits) < _MIN_MARK_BITS:
             raise ValueError(f"needs at least {_MIN_MARK_BITS} bits")
         accept, allowed, scratch = bits[-_OUR_BITS:]
-        return cls(hex(accept), hex(allowed), hex(scratch), hex(sum(bits)), hex(accept | allowed))
+        return cls(
+            hex(accept),
+            hex(allowed),
+            hex(scratch),
+            hex(accept | allowed | scratch),
+            hex(accept | allowed),
+        )
 
     @property
     def has_accepted(self) -> str:

@@ -42,10 +42,7 @@ _PREROUTING = (("raw", "PREROUTING"), ("mangle", "PREROUTING"), ("nat", "PREROUT
 _POSTROUTING = (("mangle", "POSTROUTING"), ("nat", "POSTROUTING"))
 _FORWARD = (*_PREROUTING, ("mangle", "FORWARD"), ("filter", "FORWARD"), *_POSTROUTING)
 _DELIVER = (*_PREROUTING, ("mangle", "INPUT"), ("filter", "INPUT"))
-_ORIGINATE = (
-    *(("raw", "OUTPUT"), ("mangle", "OUTPUT"), ("nat", "OUTPUT"), ("filter", "OUTPUT")),
-    *_POSTROUTING,
-)
+_OUTPUT = (("raw", "OUTPUT"), ("mangle", "OUTPUT"), ("nat", "OUTPUT"), ("filter", "OUTPUT"))
 _LOCKED = "Another app is currently holding the xtables lock."
 
 
@@ -319,27 +316,32 @@ class FakeIptables:
 
     # ------------------------------------------------------------------------------ packets
 
-    def forward(self, packet: Packet, iifname: str, oifname: str) -> str:
+    def forward(self, packet: Packet, iifname: str, oifname: str, *, mark: int = 0) -> str:
         """ "accept" or "drop"."""
-        return self._through(packet, _FORWARD, iifname, oifname)
+        return self._through(Traversal(packet, mark=mark), _FORWARD, iifname, oifname)
 
-    def deliver(self, packet: Packet, iifname: str) -> str:
-        return self._through(packet, _DELIVER, iifname, "")
+    def deliver(self, packet: Packet, iifname: str, *, mark: int = 0) -> str:
+        return self._through(Traversal(packet, mark=mark), _DELIVER, iifname, "")
 
-    def originate(self, packet: Packet, oifname: str) -> str:
-        return self._through(packet, _ORIGINATE, "", oifname)
+    def originate(
+        self, packet: Packet, oifname: str, *, rerouted_to: str = "", mark: int = 0
+    ) -> str:
+        """`rerouted_to`: it leaves by another interface than the first routing decision said."""
+        walk = Traversal(packet, mark=mark)
+        if self._through(walk, _OUTPUT, "", oifname) == "drop":
+            return "drop"
+        return self._through(walk, _POSTROUTING, "", rerouted_to or oifname)
 
     def _through(
-        self, packet: Packet, hooks: tuple[tuple[str, str], ...], iifname: str, oifname: str
+        self, walk: Traversal, hooks: tuple[tuple[str, str], ...], iifname: str, oifname: str
     ) -> str:
-        members = {name: found.members for name, found in self.sets.items()}
-        walk = Traversal(packet, members, is_over=self.over_limit)
+        walk.sets = {name: found.members for name, found in self.sets.items()}
+        walk.is_over = self.over_limit
+        self.effects = walk.effects
         for table, chain in hooks:
             walk.iifname = "" if chain == "POSTROUTING" else iifname
             walk.oifname = "" if chain in ("PREROUTING", "INPUT") else oifname
-            chains = self.tables.get((self.variant, packet.version, table))
+            chains = self.tables.get((self.variant, walk.packet.version, table))
             if chains is not None and walk.run(chains, chain) == "drop":
-                self.effects = walk.effects
                 return "drop"
-        self.effects = walk.effects
         return "accept"

@@ -132,7 +132,7 @@ class Traversal:
     """One packet on its way through the hooks. `run` says "accept", "drop" or "" (fell off)."""
 
     packet: Packet
-    sets: Mapping[str, set[str]]
+    sets: Mapping[str, set[str]] = field(default_factory=dict)
     is_over: bool = False
     iifname: str = ""
     oifname: str = ""
@@ -163,7 +163,10 @@ class Traversal:
             value, mask = (int(part, 16) for part in rule.options["--set-xmark"].split("/"))
             self.mark = (self.mark & ~mask) ^ value
             return ""
-        if rule.target in ("LOG", "DSCP", "CT"):
+        if rule.target == "CT":
+            self.effects.append("notrack")
+            return ""
+        if rule.target in ("LOG", "DSCP"):
             self.effects.append(f"{rule.target} {' '.join(rule.options.values())}".rstrip())
             return ""
         if rule.target in ("MASQUERADE", "SNAT", "DNAT"):

@@ -18,8 +18,10 @@ from felix.intent import (
     Action,
     CompiledRule,
     Intent,
+    PolicyUpdate,
     ProfileUpdate,
     SetUpdate,
+    TierPolicies,
     WorkloadEndpointUpdate,
 )
 from felix.testing.dataplane import FakeDataplane
@@ -30,7 +32,7 @@ from libcalico.testing.fakenft_vm import Packet
 from tests.property import test_nft_rules as worlds
 from tests.support import calc
 from tests.support.iptables import FakeIptNode
-from tests.support.nft import workload_key
+from tests.support.nft import host_endpoint, policy_key, workload_key
 
 HEALTH = list(HealthCheck)
 A = worlds.A
@@ -85,6 +87,76 @@ def test_packets_meet_what_the_objects_say(
         *contents.endpoints.values(),
     ]
     worlds.compare_with_objects(cluster, node_with(intents), packets)
+
+
+# ------------------------------------------------------------------------------- host endpoints
+
+
+@st.composite
+def host_worlds(draw: st.DrawFn) -> list[Intent]:
+    """A workload, and host endpoints with policies at all stages, named and for any interface."""
+    intents = list(worlds.SETS)
+    kinds = {"n": {}, "u": {"untracked": True}, "d": {"pre_dnat": True}}
+    kinds["f"] = {"apply_on_forward": True}
+    for kind, flags in kinds.items():
+        for number in (1, 2):
+            rules = [worlds.numbered(draw(worlds.RULE_LISTS)) for _ in range(2)]
+            if kind == "d":
+                rules[1] = ()
+            made = PolicyUpdate(policy_key(f"{kind}{number}"), "default", *rules)
+            intents.append(replace(made, **flags))
+    intents.append(ProfileUpdate("q", *(worlds.numbered(draw(worlds.RULE_LISTS)) for _ in "io")))
+    nets = (f"{A[0]}/32", f"{A[1]}/128")
+    intents.append(WorkloadEndpointUpdate(workload_key("a"), "cali1", "", nets, ("q",), ()))
+
+    def tiers(kind: str, *, default_deny: bool) -> tuple[TierPolicies, ...]:
+        names = [name for name in (f"{kind}1", f"{kind}2") if draw(st.booleans())]
+        both = tuple(map(policy_key, names))
+        egress = () if kind == "d" else both
+        return (TierPolicies("default", both, egress, default_deny),) if names else ()
+
+    for interface in draw(st.lists(st.sampled_from(["eth0", "eth1", "*"]), unique=True)):
+        intents.append(
+            host_endpoint(
+                interface.replace("*", "all"),
+                interface,
+                profiles=("q",) if draw(st.booleans()) else (),
+                tiers=tiers("n", default_deny=draw(st.booleans())),
+                untracked_tiers=tiers("u", default_deny=False),
+                pre_dnat_tiers=tiers("d", default_deny=False),
+                forward_tiers=tiers("f", default_deny=draw(st.booleans())),
+            )
+        )
+    return intents
+
+
+@st.composite
+def on_the_wire(draw: st.DrawFn) -> Packet:
+    probe = draw(st.sampled_from(worlds.PROBES))
+    state = draw(st.sampled_from(["new", "new", "new", "established", "invalid"]))
+    port = draw(st.sampled_from([probe.dport, 22, 179]))
+    return replace(probe, state=state, dport=port, is_dnat=draw(st.sampled_from([False, True])))
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=HEALTH)
+@given(host_worlds(), st.lists(on_the_wire(), min_size=10, max_size=20))
+def test_host_endpoints_decide_as_in_nftables(world: list[Intent], packets: list[Packet]):
+    """The other dataplane is the oracle: it shares intents and model, and no word of iptables."""
+    ours = node_with(world)
+    with worlds.node_with(world) as theirs:
+        for packet in packets:
+            for iif, oif in (("eth0", "eth1"), ("eth0", "cali1"), ("cali1", "eth1")):
+                forwarded = ours.fake.forward(packet, iif, oif)
+                expected = theirs.fake.forward(packet, iif, oif)
+                assert (forwarded == "accept") == (expected == "accept"), (packet, iif, oif)
+            for name in ("eth0", "eth2", "cali1"):
+                delivered = ours.fake.deliver(packet, name, mark=0x30000)
+                expected = theirs.fake.deliver(packet, name, mark=0x30000)
+                assert (delivered == "accept") == (expected == "accept"), (packet, name)
+                assert ("notrack" in ours.fake.effects) == ("notrack" in theirs.fake.effects)
+                sent = ours.fake.originate(packet, name, rerouted_to="eth1")
+                expected = theirs.fake.originate(packet, name, rerouted_to="eth1")
+                assert (sent == "accept") == (expected == "accept"), (packet, name)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=HEALTH)

@@ -15,7 +15,7 @@ from typing import Any
 
 from felix.dataplane.ipt_table import DEFAULTS, IptOptions
 from felix.dataplane.ipt_wiring import iptables_dataplane
-from felix.dataplane.manager import ApplyResult
+from felix.dataplane.manager import ApplyResult, InterfaceState
 from felix.intent import Intent
 from felix.kernel.iptables import IptablesKernel, Runner, Variant
 from felix.kernel.worker import KernelWorker
@@ -47,7 +47,7 @@ class IptNode:
         self.clock = FakeClock()
         self.kernel = IptablesKernel(runner, variant, InlineWorker())
         made = iptables_dataplane(self.kernel, settings or SETTINGS, options, clock=self.clock)
-        self.table, self.managers = made.table, made.managers
+        self.table, self.managers, self.host = made.table, made.managers, made.host
 
     def tell(self, *intents: Intent) -> None:
         """Hand intents to the managers, as the loop does, without writing anything."""
@@ -56,6 +56,10 @@ class IptNode:
                 manager.on_intent(intent)
         for manager in self.managers:
             manager.complete_deferred_work()
+
+    def interface(self, name: str, *addresses: str) -> None:
+        """There is an interface of that name, with these addresses from now on."""
+        self.host.on_interface(name, InterfaceState(name, 7, True, True, addresses))
 
     async def push(self, *intents: Intent) -> ApplyResult:
         """Hand over and apply."""

@@ -22,7 +22,7 @@ from felix.rules.chain import (
     of_family,
 )
 from felix.rules.ipt_layout import HookSettings
-from felix.rules.render_iptables import Marks
+from felix.rules.render_iptables import MarkWords
 from felix.rules.sets import MapValue, SetSpec, net_element
 
 MAP = SetSpec("dispatch-egress", (IFNAME,), verdicts=True)
@@ -32,7 +32,7 @@ NETS = Literal((net_element(4, 10 << 24, 8), net_element(4, 11 << 24, 8)), inter
 class Rig:
     def __init__(self) -> None:
         self.wanted = WantedRuleset()
-        self.rules = IptRules(self.wanted, HookSettings(Marks.of_mask(0xFF)))
+        self.rules = IptRules(self.wanted, HookSettings(MarkWords.of_mask(0xFF)))
         self.wanted.want_set(MAP, isolates_elements=True)
 
     def base(self, name: str, hook: Hook, priority: int, *rules: Rule) -> None:

@@ -14,6 +14,7 @@ from felix.rules.chain import (
     Verdict,
     goto,
     ifname_bytes,
+    jump,
 )
 from felix.rules.ipt_layout import (
     LEAF,
@@ -24,12 +25,13 @@ from felix.rules.ipt_layout import (
     map_chains,
     place_of,
 )
-from felix.rules.render_iptables import MapUse, Marks
+from felix.rules.render_iptables import MapUse, MarkWords
 from felix.rules.sets import MapValue
 from felix.rules.settings import HostAction, IptablesSettings, RuleSettings
 
-HOOKS = HookSettings(Marks.of_mask(0xFFFF0000))
-EGRESS = MapUse("dispatch-egress", Field.IIFNAME)
+HOOKS = HookSettings(MarkWords.of_mask(0xFFFF0000))
+EGRESS = MapUse("dispatch-egress", "cali-from-wl-dispatch", Field.IIFNAME)
+MARKS = HOOKS.marks
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def entries(*names: str, verdict: Verdict = DROP) -> dict[bytes, MapValue]:
 
 
 def test_few_interfaces_are_one_chain():
-    (chain,) = map_chains(EGRESS, 4, entries("cali2", "cali1", verdict=goto("endpoint")))
+    (chain,) = map_chains(EGRESS, entries("cali2", "cali1", verdict=goto("endpoint")), MARKS)
     assert chain.rules == (
         '-i cali1 -m comment --comment "ns/pod" -g cali-endpoint',
         '-i cali2 -m comment --comment "ns/pod" -g cali-endpoint',
@@ -135,7 +137,7 @@ def find(chains: dict[str, tuple[str, ...]], ifname: str) -> tuple[list[str], in
 
 def test_many_interfaces_are_a_tree_in_which_each_is_found_soon():
     names = [f"cali{number:03x}" for number in range(1000)] + ["cali", "calix", "other0"]
-    made = map_chains(EGRESS, 4, entries(*names))
+    made = map_chains(EGRESS, entries(*names), MARKS)
     chains = {chain.name: chain.rules for chain in made}
     assert made[0].name == "cali-from-wl-dispatch"
     assert len(chains) == len(made)
@@ -147,10 +149,25 @@ def test_many_interfaces_are_a_tree_in_which_each_is_found_soon():
     assert find(chains, "caliz")[0] == []
 
 
+def test_what_is_not_in_the_map_goes_on_behind_it():
+    use = MapUse("m", "cali-m", Field.OIFNAME, then="cali-rest")
+    assert [c.rules for c in map_chains(use, {}, MARKS)] == [("-g cali-rest",)]
+    (chain,) = map_chains(use, entries("cali1", verdict=jump("limit")), MARKS)
+    assert chain.rules == (
+        '-o cali1 -m comment --comment "ns/pod" -j cali-limit',
+        "-m mark --mark 0x20000000/0x20000000 -j RETURN",
+        "-g cali-rest",
+    )
+    names = [f"cali{number:03}" for number in range(100)]
+    many = map_chains(use, entries(*names), MARKS)
+    assert len(many) > 1
+    assert all(chain.rules[-1] == "-g cali-rest" for chain in many)
+
+
 def test_a_workload_more_changes_one_leaf():
     names = [f"cali{number:03x}" for number in range(200)]
-    before = {c.name: c for c in map_chains(EGRESS, 4, entries(*names))}
-    after = {c.name: c for c in map_chains(EGRESS, 4, entries(*names, "cali0a1x"))}
+    before = {c.name: c for c in map_chains(EGRESS, entries(*names), MARKS)}
+    after = {c.name: c for c in map_chains(EGRESS, entries(*names, "cali0a1x"), MARKS)}
     changed = {name for name in after if before.get(name) != after[name]}
     assert len(changed) <= 2
     assert len(before) > LEAF
@@ -158,9 +175,11 @@ def test_a_workload_more_changes_one_leaf():
 
 def test_maps_of_addresses_are_translations():
     key, value = bytes([1, 1, 1, 1]), MapValue(data=bytes([2, 2, 2, 2]))
-    inward = MapUse("floating-4", Field.IP4_DADDR, is_nat=True)
-    (chain,) = map_chains(inward, 4, {key: value})
+    inward = MapUse("floating-4", "cali-floating-4", Field.IP4_DADDR, is_nat=True)
+    (chain,) = map_chains(inward, {key: value}, MARKS)
     assert chain.rules == ("-d 1.1.1.1 -j DNAT --to-destination 2.2.2.2",)
-    hairpin = MapUse("hairpins-4", Field.IP4_SADDR, is_nat=True, is_source_nat=True)
-    (chain,) = map_chains(hairpin, 4, {key: value})
+    hairpin = MapUse(
+        "hairpins-4", "cali-hairpins-4", Field.IP4_SADDR, is_nat=True, is_source_nat=True
+    )
+    (chain,) = map_chains(hairpin, {key: value}, MARKS)
     assert chain.rules == ("-s 1.1.1.1 -d 1.1.1.1 -j SNAT --to-source 2.2.2.2",)

@@ -21,6 +21,7 @@ from felix.rules.chain import (
     Literal,
     Log,
     Lookup,
+    Marked,
     Masquerade,
     NatByMap,
     NoTrack,
@@ -34,17 +35,17 @@ from felix.rules.chain import (
     of_family,
     of_protocol,
 )
-from felix.rules.ipt_match import Unrenderable
-from felix.rules.render_iptables import IptChain, Marks, comment_words, render_chain
+from felix.rules.render_iptables import IptChain, MarkWords, comment_words, render_chain
 
-MARKS = Marks.of_mask(0xFFFF0000)
+MARKS = MarkWords.of_mask(0xFFFF0000)
 A = "0x20000000/0x20000000"
 CHECK = f"-m mark --mark {A} -j RETURN"
 TCP = of_protocol(6)
 
 
 def rules_of(*rules: Rule, version: int = 4) -> list[str]:
-    return list(render_chain(Chain("c", rules), version, MARKS).rules)
+    (chain,) = render_chain(Chain("c", rules), version, MARKS).chains
+    return list(chain.rules)
 
 
 @pytest.mark.parametrize(
@@ -113,8 +114,13 @@ def test_limits_are_conditions():
         "-p tcp -m connlimit --connlimit-above 3 --connlimit-mask 0"
         " -j REJECT --reject-with tcp-reset"
     ]
-    with pytest.raises(Unrenderable):
-        rules_of(Rule((), (Limit(5, 60, 7), Log("x"), DROP)))
+    bit = "0x80000000"
+    assert rules_of(Rule((TCP,), (Limit(5, 60, 7), Log("x"), DROP))) == [
+        f"-j MARK --set-xmark 0x0/{bit}",
+        f"-p tcp -m limit --limit 5/minute --limit-burst 7 -j MARK --set-xmark {bit}/{bit}",
+        f'-m mark --mark {bit}/{bit} -j LOG --log-prefix "x" --log-level 5',
+        f"-m mark --mark {bit}/{bit} -j DROP",
+    ]
 
 
 def test_another_rate_is_another_hash_table_and_none_is_higher_than_the_kernel_takes():
@@ -128,22 +134,46 @@ def test_another_rate_is_another_hash_table_and_none_is_higher_than_the_kernel_t
     assert words(3_000_000)[3] == "1000000/second"
 
 
-def test_maps_are_jumps_and_named():
-    chain = render_chain(
-        Chain(
-            "c",
-            (
-                Rule((), (Dispatch((Field.IIFNAME,), "dispatch-egress"),)),
-                Rule((), (NatByMap(Field.IP4_DADDR, "floating-4", False),)),
-            ),
-        ),
-        4,
-        MARKS,
+def test_what_stands_behind_a_lookup_is_a_chain_of_its_own():
+    look_up = Dispatch((Field.IIFNAME,), "dispatch-egress")
+    on_cali = Compare(Field.IIFNAME, b"cali")
+    rules = (Rule((), (look_up,)), Rule((on_cali,), (look_up,)), Rule((), (DROP,)))
+    made = render_chain(Chain("c", rules), 4, MARKS)
+    assert [(chain.name, chain.rules) for chain in made.chains] == [
+        ("cali-c", ("-g cali-from-wl-dispatch",)),
+        ("cali-c-1", ("-i cali+ -g cali-from-wl-dispatch-1", "-g cali-c-2")),
+        ("cali-c-2", ("-j DROP",)),
+    ]
+    assert [(use.root, use.then) for use in made.maps] == [
+        ("cali-from-wl-dispatch", "cali-c-1"),
+        ("cali-from-wl-dispatch-1", "cali-c-2"),
+    ]
+
+
+def test_a_lookup_at_the_end_has_nothing_behind_it():
+    made = render_chain(
+        Chain("c", (Rule((), (Dispatch((Field.IIFNAME,), "dispatch-egress"),)),)), 4, MARKS
     )
-    assert chain.rules == ("-j cali-from-wl-dispatch", CHECK, "-j cali-floating-4")
-    assert [(use.name, use.is_nat) for use in chain.maps] == [
-        ("dispatch-egress", False),
-        ("floating-4", True),
+    assert [use.then for use in made.maps] == [""]
+    assert len(made.chains) == 1
+
+
+def test_a_map_of_addresses_is_a_chain_of_translations():
+    made = render_chain(
+        Chain("c", (Rule((), (NatByMap(Field.IP4_DADDR, "floating-4", False),)),)), 4, MARKS
+    )
+    assert made.chains[0].rules == ("-j cali-floating-4",)
+    assert [(use.name, use.is_nat) for use in made.maps] == [("floating-4", True)]
+
+
+def test_a_rule_that_changes_what_it_asks_is_matched_once():
+    rule = Rule((Marked(0x10),), (SetMark(0x10, on=False), goto("x")))
+    bit = "0x80000000"
+    assert rules_of(rule) == [
+        f"-j MARK --set-xmark 0x0/{bit}",
+        f"-m mark --mark 0x10/0x10 -j MARK --set-xmark {bit}/{bit}",
+        f"-m mark --mark {bit}/{bit} -j MARK --set-xmark 0x0/0x10",
+        f"-m mark --mark {bit}/{bit} -g cali-x",
     ]
 
 
@@ -170,10 +200,10 @@ def test_comments_and_prefixes_are_made_fit():
 
 
 def test_marks_come_from_the_top_of_the_mask():
-    marks = Marks.of_mask(0b1011_0000)
+    marks = MarkWords.of_mask(0b1011_0011)
     assert (marks.accept, marks.allowed, marks.scratch) == ("0x10", "0x20", "0x80")
-    with pytest.raises(ValueError, match="at least 3 bits"):
-        Marks.of_mask(0x3)
+    with pytest.raises(ValueError, match="at least 5 bits"):
+        MarkWords.of_mask(0b1111)
 
 
 def test_equal_models_are_rendered_alike():
