@@ -51,6 +51,7 @@ FAILSAFE_OUT = "udp:53,udp:67,tcp:179,tcp:2379,tcp:2380,tcp:5473,tcp:6443,tcp:66
 _PRIORITY = parse.integer(1, 2147483646)
 _SWITCH = parse.one_of("Enabled", "Disabled")
 _SEVERITY = parse.one_of("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
+_ACCEPT = parse.one_of("ACCEPT", "RETURN")
 _DROP = parse.one_of("DROP", "REJECT")
 
 
@@ -189,11 +190,9 @@ class FelixConfig(InertParams):
     )
     nftables_mode: str = setting(
         "Auto",
-        parse=forms.supported(
-            "Enabled", "Auto", missing="Disabled", why="there is no iptables dataplane"
-        ),
+        parse=parse.one_of("Enabled", "Disabled", "Auto"),
         name="NFTablesMode",
-        doc="Enabled and Auto are nftables; Disabled is refused.",
+        doc="Enabled and Auto: nftables; Disabled: iptables.",
     )
     nftables_refresh_interval_s: float = setting(
         180.0, parse=parse.seconds, name="NftablesRefreshInterval", doc="Read back and compare."
@@ -215,6 +214,47 @@ class FelixConfig(InertParams):
     )
     netlink_timeout_s: float = setting(
         10.0, parse=parse.seconds, name="NetlinkTimeoutSecs", doc="Time for one kernel request."
+    )
+
+    # --- iptables, where it is the dataplane ---
+    iptables_backend: str = setting(
+        "auto", parse=parse.one_of("legacy", "nft", "auto"), doc="Which iptables binaries."
+    )
+    iptables_refresh_interval_s: float = setting(
+        180.0, parse=parse.seconds, doc="Read back and compare."
+    )
+    iptables_post_write_check_interval_s: float = setting(
+        5.0,
+        parse=parse.seconds,
+        name="IptablesPostWriteCheckIntervalSecs",
+        doc="Check again this long after a write.",
+    )
+    ipsets_refresh_interval_s: float = setting(
+        90.0, parse=parse.seconds, name="IpsetsRefreshInterval", doc="Read sets back, compare."
+    )
+    max_ipset_size: int = setting(
+        1048576, parse=parse.integer(1), name="MaxIpsetSize", doc="Most members of one set."
+    )
+    chain_insert_mode: str = setting(
+        "insert",
+        parse=parse.one_of("insert", "append"),
+        non_zero=True,
+        doc="Where our jumps go in the kernel's own chains.",
+    )
+    iptables_filter_allow_action: str = setting(
+        "ACCEPT", parse=_ACCEPT, non_zero=True, doc="What an allowed packet does next."
+    )
+    iptables_mangle_allow_action: str = setting(
+        "ACCEPT", parse=_ACCEPT, non_zero=True, doc="The same before DNAT."
+    )
+    iptables_filter_deny_action: str = setting(
+        "DROP", parse=_DROP, non_zero=True, doc="What a denied packet meets."
+    )
+    iptables_mark_mask: int = setting(
+        0xFFFF0000,
+        parse=forms.iptables_mark_mask,
+        non_zero=True,
+        doc="Mark bits we may use, five at least.",
     )
 
     # --- routes and NAT ---

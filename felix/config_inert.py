@@ -4,9 +4,8 @@ Layer: felix.config, pure. `FelixConfig` (felix/config.py) extends this table, s
 configuration. They exist so that a Calico user's felix.cfg, environment and FelixConfiguration
 objects keep working: a typo is still refused, a bad value still named, and felix says at start
 which of them somebody has set (felix/daemon_notices.py). They belong to parts that Brindle does not
-have, or not yet: tunnels, typha, iptables, log files; the eBPF and XDP
-dataplanes, WireGuard, Windows, Istio, flow logs, AWS, the Go runtime. A row moves to
-felix/config.py when something starts to act on it.
+have, or not yet: tunnels, typha, log files; the eBPF and XDP dataplanes, WireGuard, Windows, Istio,
+flow logs, AWS, the Go runtime. A row moves to felix/config.py when something starts to act on it.
 
 Source: reference/datamodel.md 1.9; Calico felix/config/config_params.go.
 """
@@ -338,12 +337,6 @@ class InertParams:
     feature_detect_override: tuple[tuple[str, bool], ...] = param(
         (), parse=forms.feature_overrides, doc="Kernel features forced on or off: Name=true,…"
     )
-    chain_insert_mode: str = param(
-        "insert",
-        parse=parse.one_of("insert", "append"),
-        non_zero=True,
-        doc="Where our jumps go in the kernel's own chains.",
-    )
     nftables_filter_allow_action: str = param(
         "ACCEPT", parse=_ACCEPT, non_zero=True, doc="What an allowed packet does next."
     )
@@ -358,43 +351,13 @@ class InertParams:
     nftables_flow_table_data_iface_pattern: re.Pattern[str] | None = param(
         None, parse=forms.optional(parse.regexp), doc="Interfaces of that flow table."
     )
-    ipsets_refresh_interval_s: float = param(
-        90.0, parse=parse.seconds, name="IpsetsRefreshInterval", doc="Read sets back, compare."
-    )
-    max_ipset_size: int = param(
-        1048576, parse=parse.integer(1), name="MaxIpsetSize", doc="Most members of one set."
-    )
 
-    # iptables: there is no such dataplane.
-    iptables_backend: str = param(
-        "auto", parse=parse.one_of("legacy", "nft", "auto"), doc="Which iptables binaries."
-    )
-    iptables_refresh_interval_s: float = param(
-        180.0, parse=parse.seconds, doc="Read back and compare."
-    )
-    iptables_post_write_check_interval_s: float = param(
-        5.0,
-        parse=parse.seconds,
-        name="IptablesPostWriteCheckIntervalSecs",
-        doc="Check again this long after a write.",
-    )
+    # iptables: iptables-restore waits for the lock by itself.
     iptables_lock_probe_interval_s: float = param(
         0.05,
         parse=parse.millis,
         name="IptablesLockProbeIntervalMillis",
         doc="How often the xtables lock is tried; a bare number is milliseconds.",
-    )
-    iptables_filter_allow_action: str = param(
-        "ACCEPT", parse=_ACCEPT, non_zero=True, doc="What an allowed packet does next."
-    )
-    iptables_mangle_allow_action: str = param(
-        "ACCEPT", parse=_ACCEPT, non_zero=True, doc="The same before DNAT."
-    )
-    iptables_filter_deny_action: str = param(
-        "DROP", parse=_DROP, non_zero=True, doc="What a denied packet meets."
-    )
-    iptables_mark_mask: int = param(
-        0xFFFF0000, parse=parse.mark_mask, non_zero=True, doc="Mark bits we may use."
     )
 
     # Tunnels and routes to other nodes: felix programs routes to its own workloads only.

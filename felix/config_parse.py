@@ -88,6 +88,18 @@ def mark_mask(raw: str) -> int:
     return value
 
 
+# The same, and what felix.rules.render_iptables takes.
+IPTABLES_MARK_BITS = 5
+
+
+def iptables_mark_mask(raw: str) -> int:
+    """A 32-bit mask with room for verdicts too."""
+    value = parse.mark_mask(raw)
+    if value.bit_count() < IPTABLES_MARK_BITS:
+        raise ValueError(f"a mask needs at least {IPTABLES_MARK_BITS} bits")
+    return value
+
+
 def interface_name(raw: str) -> str:
     value = raw.strip()
     if not _INTERFACE.fullmatch(value):

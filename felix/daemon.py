@@ -116,7 +116,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         default="run",
         choices=("run", "check-config", "render", "parameters"),
         help="run (default): the agent; check-config: say what is wrong with file and environment;"
-        " render: print the nft script for this node; parameters: print the reference page",
+        " render: print this node's rules as nft or iptables-restore reads them;"
+        " parameters: print the reference page",
     )
     return parser.parse_args(argv)
 
@@ -190,7 +191,7 @@ class Felix:
                 self.dataplane.loop,
                 self.dataplane.endpoints,
                 self.dataplane.conntrack,
-                self.dataplane.nft.wanted,
+                self.dataplane.wanted,
                 self.feed.publish,
                 self.dataplane.uplinks.mtu_bytes,
             ),

@@ -1,7 +1,7 @@
 """`calico-felix check-config` and `calico-felix render`: look, touch nothing.
 
 Layer: felix.daemon. `render` is the codec of this component: what the datastore says now for this
-node, as an nft script, made by the very managers the daemon runs.
+node, as an nft script or as input of iptables-restore, made by the very managers the daemon runs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from felix.calc.graph import CalcGraph
 from felix.daemon_config import check_local, read_local
 from felix.daemon_metrics import metrics_tls
 from felix.daemon_notices import inert_notices
+from felix.dataplane import ipt_wiring
 from felix.dataplane.nft_wanted import WantedRuleset
 from felix.dataplane.nft_wiring import nft_managers
 from felix.rules.render_nft import script
@@ -79,8 +80,8 @@ def check_config(environ: Mapping[str, str], path: Path | None) -> int:
 
 
 def render(environ: Mapping[str, str], path: Path | None) -> int:
-    """The nft script for this node, from the datastore as it is now. Interfaces are not looked at:
-    host endpoints that expect addresses stand nowhere in it. Errors: SuiteError."""
+    """The rules of this node as text, from the datastore as it is now. Interfaces are not looked
+    at: host endpoints that expect addresses stand nowhere in it. Errors: SuiteError."""
     local = read_local(environ, path)
 
     async def read() -> list[Update]:
@@ -114,7 +115,7 @@ async def snapshot(datastore: Datastore) -> list[Update]:
 
 
 def render_snapshot(updates: list[Update], node: str, settings: RuleSettings) -> str:
-    """Pure: updates to nft text, through the graph and the managers."""
+    """Pure: updates to text, through the graph and the managers."""
     graph = CalcGraph(
         node, validate=validate_stored, allow_source_spoofing=settings.allows_source_prefixes
     )
@@ -127,4 +128,6 @@ def render_snapshot(updates: list[Update], node: str, settings: RuleSettings) ->
             manager.on_intent(intent)
     for manager in managers:
         manager.complete_deferred_work()
+    if settings.iptables.is_in_use:
+        return ipt_wiring.script(wanted, settings)
     return script(wanted.ruleset())

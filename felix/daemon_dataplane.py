@@ -2,16 +2,20 @@
 
 Layer: felix.daemon: wiring only, no decision. The order of the stages is the order of writing:
 
-    nft (policy, dispatch, NAT) ─► settings of interfaces ─► bandwidth ─► routes IPv4, IPv6
+    filter (policy, dispatch, NAT) ─► what the other dataplane left ─► settings of interfaces
+      ─► bandwidth ─► routes IPv4, IPv6
+
+The filter is nftables or, with NFTablesMode Disabled, iptables: the same managers over another
+driver.
 
 Everything is made in the network namespace of this process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +24,16 @@ from felix.daemon_notices import GapNotices
 from felix.dataplane.conntrack_table import ConntrackTable
 from felix.dataplane.endpoint_mgr import EndpointManager, EndpointSettings
 from felix.dataplane.host_rules_mgr import HostRulesManager
+from felix.dataplane.ipt_port import IptablesPort
+from felix.dataplane.ipt_table import IptablesTable, IptOptions
+from felix.dataplane.ipt_wiring import iptables_dataplane
+from felix.dataplane.leftovers import (
+    IpSetLeftover,
+    IptablesLeftover,
+    Leftover,
+    Leftovers,
+    NftLeftover,
+)
 from felix.dataplane.link_monitor import LinkMonitor
 from felix.dataplane.loop import CycleReport, Dataplane, DataplaneParts, Stage
 from felix.dataplane.manager import InterfaceListener, Manager
@@ -44,6 +58,7 @@ from felix.dataplane.status_mgr import StatusManager, StatusSink
 from felix.dataplane.sysctl_table import SysctlTable
 from felix.dataplane.uplinks import Uplinks
 from felix.kernel.conntrack import KernelConntrack
+from felix.kernel.iptables import CommandRunner, IptablesKernel, Variant, open_iptables
 from felix.kernel.netlink import KernelEvents, KernelLinks, KernelRoutes
 from felix.kernel.nft import NftKernel
 from felix.kernel.shaping import KernelShaping
@@ -63,6 +78,14 @@ _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 
 @dataclass(frozen=True, slots=True)
+class IptablesPorts:
+    """The variant in use, None with nftables; and those that may hold rules of an earlier felix."""
+
+    used: IptablesPort | None = None
+    others: Mapping[str, IptablesPort] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Ports:
     """The kernel, or something that behaves like it."""
 
@@ -74,6 +97,7 @@ class Ports:
     conntrack: ConntrackPort
     shaping: ShapingPort
     has_ipv6: bool = True
+    iptables: IptablesPorts = field(default_factory=IptablesPorts)
 
 
 def open_kernel(config: FelixConfig, closing: ExitStack) -> Ports:
@@ -90,6 +114,8 @@ def open_kernel(config: FelixConfig, closing: ExitStack) -> Ports:
     closing.callback(conntrack_worker.close)
     nft = NftKernel.in_namespace()
     closing.callback(nft.close)
+    has_ipv6 = _IPV6_ADDRESSES.exists()
+    iptables = _open_iptables(config, closing, has_ipv6=has_ipv6)
     closing.callback(worker.close)  # first of all: nobody uses a socket that is being closed
     return Ports(
         nft,
@@ -99,8 +125,28 @@ def open_kernel(config: FelixConfig, closing: ExitStack) -> Ports:
         ProcSysctl(worker),
         conntrack,
         KernelShaping(worker, socket),
-        has_ipv6=_IPV6_ADDRESSES.exists(),
+        has_ipv6=has_ipv6,
+        iptables=iptables,
     )
+
+
+def _open_iptables(config: FelixConfig, closing: ExitStack, *, has_ipv6: bool) -> IptablesPorts:
+    """With nftables both variants are only asked for what they hold of ours."""
+    worker = KernelWorker()
+    closing.callback(worker.close)
+    if config.nftables_mode != "Disabled":
+        both = (IptablesKernel(CommandRunner(), variant, worker) for variant in Variant)
+        return IptablesPorts(others={one.variant.value: one for one in both})
+    used, other = open_iptables(config.iptables_backend, worker, ip_versions(has_ipv6=has_ipv6))
+    others: dict[str, IptablesPort] = {}
+    if other.has_own_commands:
+        others[other.variant.value] = other
+    return IptablesPorts(used, others)
+
+
+def ip_versions(*, has_ipv6: bool) -> tuple[int, ...]:
+    """A kernel without IPv6 has no ip6tables either."""
+    return (4, 6) if has_ipv6 else (4,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +156,7 @@ class NodeDataplane:
     loop: Dataplane
     endpoints: EndpointManager
     hosts: HostRulesManager
-    nft: NftTable
+    wanted: WantedRuleset
     status: StatusManager
     conntrack: ConntrackTable
     uplinks: Uplinks
@@ -134,27 +180,29 @@ def build_dataplane(
     ]
     sysctls = SysctlTable(ports.sysctls)
     conntrack = ConntrackTable(ports.conntrack, clock=clock)
-    nft = nft_dataplane(ports.nft, RuleSettings.of(config), clock=clock)
+    packet_filter = _packet_filter(config, ports, clock=clock)
     shaping = ShapingTable(ports.shaping, config.interface_prefixes)
     endpoints = EndpointManager(routes, sysctls, conntrack, shaping, settings=settings)
-    status = StatusManager(endpoints, nft.host, sinks)
+    host, wanted = packet_filter.host, packet_filter.table.wanted
+    status = StatusManager(endpoints, host, sinks)
     links = LinkMonitor(ports.links)
-    policies = PolicyReport(partial(_is_policy_refused, nft.table.wanted), clock=clock)
+    policies = PolicyReport(partial(_is_policy_refused, wanted), clock=clock)
     uplinks = Uplinks(config.mtu_iface_pattern, config.interface_prefixes)
     sweep = PolicySweep(ports.conntrack, clock=clock) if settings.sweeps_connections else None
-    listeners: list[InterfaceListener] = [*routes, endpoints, nft.host, status, uplinks]
+    listeners: list[InterfaceListener] = [*routes, endpoints, host, status, uplinks]
     listeners += [sweep] if sweep else []
     for listener in listeners:
         links.add_listener(listener)
     # A disabled route sync leaves the table alone, orphans included.
     tables = routes if settings.programs_routes else []
-    managers: list[Manager] = [*nft.managers, endpoints, status, policies, GapNotices()]
+    managers: list[Manager] = [*packet_filter.managers, endpoints, status, policies, GapNotices()]
     managers += [sweep] if sweep else []
     loop = Dataplane(
         DataplaneParts(
             managers=managers,
             stages=[
-                Stage(nft.table, config.nftables_refresh_interval_s, is_vital=True),
+                Stage(packet_filter.table, packet_filter.refresh_s, is_vital=True),
+                Stage(Leftovers(_leftovers(ports))),
                 Stage(sysctls, config.interface_refresh_interval_s),
                 Stage(shaping, config.interface_refresh_interval_s),
                 *(Stage(table, config.route_refresh_interval_s) for table in tables),
@@ -177,9 +225,47 @@ def build_dataplane(
     loop.add_observer(policies.on_cycle)
     if sweep:
         loop.add_observer(sweep.on_cycle)
-    return NodeDataplane(
-        loop, endpoints, nft.host, nft.table, status, conntrack, uplinks, policies, sweep
+    return NodeDataplane(loop, endpoints, host, wanted, status, conntrack, uplinks, policies, sweep)
+
+
+@dataclass(frozen=True, slots=True)
+class _PacketFilter:
+    """Either dataplane: a driver, and the managers that fill what it wants."""
+
+    table: NftTable | IptablesTable
+    managers: tuple[Manager, ...]
+    host: HostRulesManager
+    refresh_s: float
+
+
+def _packet_filter(config: FelixConfig, ports: Ports, *, clock: Clock) -> _PacketFilter:
+    settings = RuleSettings.of(config)
+    if ports.iptables.used is None:
+        nft = nft_dataplane(ports.nft, settings, clock=clock)
+        refresh_s = config.nftables_refresh_interval_s
+        return _PacketFilter(nft.table, nft.managers, nft.host, refresh_s)
+    options = IptOptions(
+        appends=config.chain_insert_mode == "append",
+        max_members=config.max_ipset_size,
+        recheck_s=config.iptables_post_write_check_interval_s,
+        versions=ip_versions(has_ipv6=ports.has_ipv6),
     )
+    made = iptables_dataplane(ports.iptables.used, settings, options, clock=clock)
+    # One reading is for both. 0 is "never", for either.
+    intervals = (config.iptables_refresh_interval_s, config.ipsets_refresh_interval_s)
+    refresh_s = min(filter(None, intervals), default=0.0)
+    return _PacketFilter(made.table, made.managers, made.host, refresh_s)
+
+
+def _leftovers(ports: Ports) -> list[Leftover]:
+    """Rules before the sets they use."""
+    iptables = ports.iptables
+    found: list[Leftover] = [NftLeftover(ports.nft)] if iptables.used is not None else []
+    versions = ip_versions(has_ipv6=ports.has_ipv6)
+    found += [IptablesLeftover(port, name, versions) for name, port in iptables.others.items()]
+    if iptables.used is None:
+        found += [IpSetLeftover(port) for port in list(iptables.others.values())[:1]]
+    return found
 
 
 def _is_policy_refused(wanted: WantedRuleset, key: ResourceKey) -> bool:

@@ -17,7 +17,7 @@ Source: ipset(8).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from ipaddress import (
@@ -180,8 +180,11 @@ class _Literal:
 class IpSets:
     """All our sets in the kernel. Methods do no I/O."""
 
-    def __init__(self, wanted: WantedRuleset, max_members: int) -> None:
-        self._wanted = wanted
+    def __init__(
+        self, wanted: WantedRuleset, max_members: int, versions: Sequence[int] = (4, 6)
+    ) -> None:
+        """`versions`: the IP versions the kernel has."""
+        self._wanted, self._versions = wanted, frozenset(versions)
         self._max_members = max_members
         self._kernel: dict[str, SavedSet] = {}
         self._literals: dict[str, _Literal] = {}
@@ -225,7 +228,10 @@ class IpSets:
         """Sets that are ipsets, used or not."""
         wanted = self._wanted
         known = ((name, wanted.spec(name)) for name in wanted.members if wanted.knows_set(name))
-        return [(name, spec) for name, spec in known if is_ipset(spec)]
+        return [(name, spec) for name, spec in known if self._is_ours(spec)]
+
+    def _is_ours(self, spec: SetSpec) -> bool:
+        return is_ipset(spec) and version_of(spec) in self._versions
 
     @property
     def is_empty(self) -> bool:
@@ -255,7 +261,7 @@ class IpSets:
             if name in wanted.members
             and wanted.is_wanted_set(name)
             and not wanted.is_refused_set(name)
-            and is_ipset(wanted.spec(name))
+            and self._is_ours(wanted.spec(name))
         )
 
     def _fill(self, made: SetScript, of: _IpSet, out: AbstractSet[bytes]) -> None:
@@ -346,7 +352,7 @@ class IpSets:
             wanted.sets.confirm(model_name, None)
             wanted.on_set_deleted(model_name)
         for model_name, shape in wanted.sets.pending_updates().items():
-            if not is_ipset(wanted.spec(model_name)):
+            if not self._is_ours(wanted.spec(model_name)):
                 wanted.sets.confirm(model_name, shape)
 
     def dump(self) -> dict[str, object]:

@@ -80,7 +80,7 @@ class IptablesTable:
         self.wanted = WantedRuleset()
         self._port, self._clock, self._options = port, clock, options
         self._rules = IptRules(self.wanted, settings)
-        self._sets = IpSets(self.wanted, options.max_members)
+        self._sets = IpSets(self.wanted, options.max_members, options.versions)
         self._tables = {
             (version, table): TableState(version, table, appends=options.appends)
             for version in options.versions

@@ -27,6 +27,11 @@ class AddTable:
 
 
 @dataclass(frozen=True, slots=True)
+class DeleteTable:
+    """With all that is in it: another dataplane has taken over."""
+
+
+@dataclass(frozen=True, slots=True)
 class AddChain:
     """An empty chain; its rules come with WriteRules, so chains may refer to each other."""
 
@@ -85,6 +90,7 @@ class AddEntries:
 
 Op = (
     AddTable
+    | DeleteTable
     | AddChain
     | ClearChain
     | WriteRules
@@ -100,7 +106,7 @@ Op = (
 def describe(op: Op) -> str:
     """For errors and logs: what the operation does to which object."""
     kind = type(op).__name__
-    if isinstance(op, AddTable):
+    if isinstance(op, AddTable | DeleteTable):
         return kind
     if isinstance(op, WriteRules):
         return f"{kind} {op.chain.name}"

@@ -37,6 +37,7 @@ from felix.dataplane.nft_port import (
     DeleteChain,
     DeleteElements,
     DeleteSet,
+    DeleteTable,
     GenerationMoved,
     NftPort,
     Op,
@@ -259,7 +260,7 @@ class NftTable:
             )
 
     def _guilty(self, op: Op) -> list[RefusedObject]:
-        if isinstance(op, AddTable):
+        if isinstance(op, AddTable | DeleteTable):
             raise ProgrammingFailed("add table", TABLE, 0, "refused by the kernel")
         if isinstance(op, AddEntries):
             return self._guilty_elements("entry", op.spec, [key for key, _value in op.entries])

@@ -118,6 +118,11 @@ class IptablesKernel:
     ) -> None:
         self._runner, self.variant, self._worker, self._which = runner, variant, worker, which
 
+    @property
+    def has_own_commands(self) -> bool:
+        """False where this variant is not installed, or is all that there is (B1)."""
+        return self._which(f"iptables-{self.variant.value}-save") is not None
+
     def missing(self, versions: Sequence[int]) -> list[str]:
         """Commands that are not installed."""
         commands = [
@@ -156,6 +161,25 @@ class IptablesKernel:
         done = await self._worker.run(lambda: execute(self._runner, argv, script, limit_s))
         if done.returncode != 0:
             raise _failure(argv[0], done)
+
+
+def open_iptables(
+    backend: str, worker: KernelWorker, versions: Sequence[int], *, runner: Runner | None = None
+) -> tuple[IptablesKernel, IptablesKernel]:
+    """(the variant to use, the other one). `backend` is IptablesBackend: "legacy", "nft", "auto".
+
+    Errors: ProgrammingFailed, naming the commands that are not installed."""
+    run = runner or CommandRunner()
+    found = detect_variant(run)
+    variant = found if backend == "auto" else Variant(backend)
+    if variant is not found:
+        LOG.warning("other programs use the other iptables", reason=found.value)
+    made = IptablesKernel(run, variant, worker)
+    missing = made.missing(versions)
+    if missing:
+        raise ProgrammingFailed("run", ", ".join(missing), 2, "not installed")
+    LOG.info("iptables variant chosen", reason=variant.value)
+    return made, IptablesKernel(run, variant.other, worker)
 
 
 def command_of(version: int, variant: Variant, verb: str, which: Which = shutil.which) -> str:

@@ -33,6 +33,7 @@ from felix.dataplane.nft_port import (
     DeleteChain,
     DeleteElements,
     DeleteSet,
+    DeleteTable,
     Op,
     WriteRules,
 )
@@ -43,7 +44,7 @@ from felix.rules.sets import MapValue, SetSpec
 from libcalico.netlink.messages import attr, attr_text, nested
 
 NFPROTO_INET = 1
-NFT_MSG_NEWTABLE = 0
+NFT_MSG_NEWTABLE, NFT_MSG_DELTABLE = 0, 2
 NFT_MSG_NEWCHAIN, NFT_MSG_DELCHAIN = 3, 5
 NFT_MSG_NEWRULE, NFT_MSG_DELRULE = 6, 8
 NFT_MSG_NEWSET, NFT_MSG_DELSET = 9, 11
@@ -90,6 +91,7 @@ class BatchEncoder:
     def __post_init__(self) -> None:
         self._by_type = {
             AddTable: self._add_table,
+            DeleteTable: self._delete_table,
             AddChain: self._add_chain,
             ClearChain: self._clear_chain,
             WriteRules: self._write_rules,
@@ -109,6 +111,9 @@ class BatchEncoder:
         if op.comment:
             payload += attr(6, udata(UDATA_COMMENT, comment_bytes(op.comment)))
         yield Msg(NFT_MSG_NEWTABLE, NLM_F_CREATE, payload)
+
+    def _delete_table(self, _op: DeleteTable) -> Iterator[Msg]:
+        yield Msg(NFT_MSG_DELTABLE, 0, _TABLE_ATTR)
 
     def _add_chain(self, op: AddChain) -> Iterator[Msg]:
         payload = _TABLE_ATTR + attr_text(3, op.name)

@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from ipaddress import IPv4Address, IPv6Address
 
+from felix.config_parse import IPTABLES_MARK_BITS
 from felix.rules import ipt_names
 from felix.rules.chain import (
     Action,
@@ -65,7 +66,7 @@ _LOG_PREFIX_MAX = 29
 # xt_hashlimit takes no higher rate or burst.
 _HASHLIMIT_MAX = 1_000_000
 _UNITS = {1: "second", 60: "minute", 3600: "hour", 86400: "day"}
-_OUR_BITS, _MIN_MARK_BITS = 3, 5
+_OUR_BITS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,8 @@ class MarkWords:
 
         Errors: ValueError."""
         bits = [1 << place for place in range(32) if mask >> place & 1]
-        if len(bits) < _MIN_MARK_BITS:
-            raise ValueError(f"needs at least {_MIN_MARK_BITS} bits")
+        if len(bits) < IPTABLES_MARK_BITS:
+            raise ValueError(f"needs at least {IPTABLES_MARK_BITS} bits")
         accept, allowed, scratch = bits[-_OUR_BITS:]
         return cls(
             hex(accept),

@@ -85,6 +85,7 @@ class Marks:
 class IptablesSettings:
     """What only the iptables dataplane asks. See felix.config for the parameters."""
 
+    is_in_use: bool = False
     mark_mask: int = 0xFFFF0000
     filter_accepts: bool = True
     mangle_accepts: bool = True
@@ -92,6 +93,7 @@ class IptablesSettings:
     @classmethod
     def of(cls, config: FelixConfig) -> IptablesSettings:
         return cls(
+            config.nftables_mode == "Disabled",
             config.iptables_mark_mask,
             config.iptables_filter_allow_action == "ACCEPT",
             config.iptables_mangle_allow_action == "ACCEPT",
@@ -134,8 +136,8 @@ class RuleSettings:
     @classmethod
     def of(cls, config: FelixConfig) -> RuleSettings:
         ports, address = config.nat_port_range, config.nat_outgoing_address
-        is_iptables = config.nftables_mode == "Disabled"
-        if is_iptables:
+        iptables = IptablesSettings.of(config)
+        if iptables.is_in_use:
             deny, mask = config.iptables_filter_deny_action, config.iptables_mark_mask
         else:
             deny, mask = config.nftables_filter_deny_action, config.nftables_mark_mask
@@ -160,8 +162,8 @@ class RuleSettings:
             outbound_failsafes=failsafes(config.failsafe_outbound_host_ports),
             excluded_interfaces=config.interface_exclude,
             marks=Marks.of(mask),
-            folds=not is_iptables,
-            iptables=IptablesSettings.of(config),
+            folds=not iptables.is_in_use,
+            iptables=iptables,
         )
 
 

@@ -231,6 +231,9 @@ class FakeNft:
                 return 0
             if key not in draft:
                 refuse(errno.ENOENT)
+            if kind == 2:  # a table goes with all that is in it
+                del draft[key]
+                return 0
             name = read_text(attrs[3 if kind in (3, 5) else 2])
             self.messages_seen.append((kind, name))
             refusal = self._refusals.get((kind, name))

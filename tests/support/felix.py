@@ -16,8 +16,9 @@ from pathlib import Path
 
 from felix.daemon import Edges, Felix
 from felix.daemon_config import ConfigWatcher, read_local, wait_for_datastore
-from felix.daemon_dataplane import Ports
+from felix.daemon_dataplane import IptablesPorts, Ports
 from felix.daemon_metrics import FelixHealth
+from felix.kernel.iptables import IptablesKernel, Variant
 from felix.kernel.nft import NftKernel
 from libcalico.model import ClusterInformation, ClusterInformationSpec, ObjectMeta, Rule
 from libcalico.model.codec import encode
@@ -25,10 +26,12 @@ from libcalico.model.keys import ResourceKey, path_of
 from libcalico.runtime.supervise import Process
 from libcalico.syncer.api import SyncStatus
 from libcalico.testing.datastore import MemoryDatastore
+from libcalico.testing.fakeiptables import FakeIptables
 from libcalico.testing.fakenft import FakeNft
 from libcalico.testing.kernel import FakeKernel
 from tests.support import calc
 from tests.support.calc import Object
+from tests.support.iptables import InlineWorker
 
 NODE = "here"
 ALLOW = Rule(action="Allow")
@@ -82,6 +85,7 @@ class FelixWorld:
         }
         self.config_file: Path | None = None
         self.datastore, self.kernel, self.nft = MemoryDatastore(), FakeKernel(), FakeNft()
+        self.iptables = FakeIptables()
         self.store(*basics())
         self.felix: Felix = None  # type: ignore[assignment]
         self.process: Process = None  # type: ignore[assignment]
@@ -125,9 +129,21 @@ class FelixWorld:
         watcher.preload(updates)
         nft = NftKernel(self.nft)
         kernel = self.kernel
-        ports = Ports(nft, kernel, kernel, kernel, kernel, kernel, kernel.shaping)
+        iptables = self._iptables_ports(local.live.config.nftables_mode)
+        ports = Ports(
+            nft, kernel, kernel, kernel, kernel, kernel, kernel.shaping, iptables=iptables
+        )
         self.felix = Felix(process, local, watcher, Edges(self.datastore, ports, health))
         self.felix.spawn(asyncio.Event())
+
+    def _iptables_ports(self, mode: str) -> IptablesPorts:
+        used, other = (
+            IptablesKernel(self.iptables, variant, InlineWorker(), which=lambda name: name)
+            for variant in Variant
+        )
+        if mode == "Disabled":
+            return IptablesPorts(used, {"legacy": other})
+        return IptablesPorts(others={"nft": used, "legacy": other})
 
     async def until(self, check: Callable[[], object], *, timeout_s: float = 30.0) -> None:
         """Poll with a deadline; AssertionError when it never came true."""

@@ -42,7 +42,7 @@ def test_defaults_are_written_as_they_would_be_typed():
 
 def test_what_has_no_effect_is_said_to_have_none():
     assert row("BPFEnabled")[3] == "accepted, no effect yet |"
-    assert row("MaxIpsetSize")[3].startswith("accepted, no effect yet; in Calico: ")
+    assert row("VXLANVNI")[3].startswith("accepted, no effect yet; in Calico: ")
     assert "no effect" not in row("InterfacePrefix")[3]
     assert row("InterfacePrefix")[3].endswith("*restart* |")
 

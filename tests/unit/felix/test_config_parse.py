@@ -66,6 +66,12 @@ def test_refused_with_a_reason(parse, raw, reason):
         parse(raw)
 
 
+def test_a_mark_mask_of_iptables_has_room_for_five():
+    assert forms.iptables_mark_mask("0x1f") == 0x1F
+    with pytest.raises(ValueError, match="at least 5 bits"):
+        forms.iptables_mark_mask("0xf")
+
+
 def test_a_mark_mask_has_room_for_two_marks():
     assert forms.mark_mask("0xffff0000") == 0xFFFF0000
     assert forms.mark_mask("3") == 3

@@ -29,18 +29,18 @@ def live(**values: str) -> LiveConfig:
 
 
 def test_only_what_somebody_has_set_is_named_with_its_source():
-    config = live(MaxIpsetSize="5", InterfacePrefix="tap")
+    config = live(VXLANVNI="5", InterfacePrefix="tap")
     config.set_layer(Layer(Source.DATASTORE_GLOBAL, {"XDPEnabled": "false", "Variant": "Calico"}))
     assert inert_notices(config) == [
         "datastore global: XDPEnabled: accepted, no effect yet",
-        "environment: MaxIpsetSize: accepted, no effect yet",
+        "environment: VXLANVNI: accepted, no effect yet",
     ]
     assert inert_notices(live()) == []
     assert inert_notices(live(XDPEnabled="true")) == []
 
 
 def test_each_is_said_once_and_again_when_it_comes_back(caplog):
-    config = live(MaxIpsetSize="5")
+    config = live(VXLANVNI="5")
     notices = InertNotices(config)
 
     def said() -> int:
@@ -52,7 +52,7 @@ def test_each_is_said_once_and_again_when_it_comes_back(caplog):
     assert [said(), said()] == [1, 0]
     config.set_layer(Layer(Source.ENVIRONMENT, {}))
     assert said() == 0
-    config.set_layer(Layer(Source.ENVIRONMENT, {"MaxIpsetSize": "5"}))
+    config.set_layer(Layer(Source.ENVIRONMENT, {"VXLANVNI": "5"}))
     assert said() == 1
 
 
@@ -66,7 +66,6 @@ def run(monkeypatch: pytest.MonkeyPatch, *argv: str, **environ: str) -> int:
 @pytest.mark.parametrize(
     ("variable", "value", "why"),
     [
-        ("FELIX_NFTABLESMODE", "Disabled", "there is no iptables dataplane"),
         ("FELIX_DATASTORETYPE", "kubernetes", "only etcdv3 is supported"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from felix.dataplane.ipt_table import IptOptions
+from felix.endpoint_programmer import policy_problem, policy_remains
 from felix.intent import (
     EntityMatch,
     Intent,
@@ -126,6 +127,15 @@ async def test_rules_of_others_stay_in_their_order_and_ours_comes_first(node):
     forward = node.fake.table("filter")["FORWARD"]
     assert forward[0].endswith("-j cali-FORWARD")
     assert forward[1:] == ["-j LOG", FOREIGN, "-j DROP"]
+
+
+async def test_a_kernel_without_ipv6_gets_nothing_of_it():
+    node = FakeIptNode(options=IptOptions(versions=(4,)))
+    result = await node.push(*pods(), SetUpdate("s:x", SetKind.NET, frozenset({"fd00::/8"})))
+    assert result.failed == 0
+    assert {version for _variant, version, _table in node.fake.tables} == {4}
+    assert not any(name.startswith("cali6") for name in node.fake.sets)
+    assert not any(call[0].startswith("ip6tables") for call in node.fake.calls)
 
 
 async def test_append_mode_puts_ours_last():
@@ -309,6 +319,40 @@ async def test_a_chain_of_ours_that_others_lead_to_does_not_stop_us(node):
     assert result.failed == 0
     assert node.fake.table("filter")[chain] == []
     assert node.fake.table("filter")["MINE"] == [f"-j {chain}"]
+
+
+async def test_a_refused_deletion_does_not_stop_us_either(node):
+    await node.push(*pods())
+    chain = next(name for name in node.fake.table("filter") if name.startswith("cali-pi-"))
+    node.fake.refuse(f"-X {chain}")
+    result = await node.push(
+        WorkloadEndpointRemove(workload_key("a")), WorkloadEndpointRemove(workload_key("b"))
+    )
+    assert (result.failed, result.deferred) == (0, 0)
+    left = [name for name in node.fake.table("filter") if name.startswith("cali-pi-")]
+    assert left == [chain]
+    node.fake.scripts.clear()
+    await node.push()
+    assert node.fake.scripts == [], "it is tried again after a reading, not before"
+    node.fake.allow()
+    node.table.queue_resync("test")
+    await node.push()
+    assert chain not in node.fake.table("filter")
+
+
+async def test_a_pods_start_waits_until_its_rules_are_written(node):
+    """What the CNI agent asks (endpoint_programmer)."""
+    node.tell(*pods())
+    assert "is not in the kernel" in policy_problem(node.table.wanted, "cali1")
+    node.fake.locked_calls = 1
+    await node.push()
+    assert "is not in the kernel" in policy_problem(node.table.wanted, "cali1")
+    await node.push()
+    assert policy_problem(node.table.wanted, "cali1") == ""
+    node.tell(WorkloadEndpointRemove(workload_key("a")))
+    assert policy_remains(node.table.wanted, "cali1")
+    await node.push()
+    assert not policy_remains(node.table.wanted, "cali1")
 
 
 async def test_pools_are_translated_only_where_they_leave(node):

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from felix.dataplane.ipt_wiring import script
 from felix.intent import DirectionLimits, NatMapping, QosControls, WorkloadEndpointUpdate
 from felix.rules.settings import HostAction
 from libcalico.testing.fakenft_vm import Packet
-from tests.support.iptables import FakeIptNode, with_settings
+from tests.support.iptables import SETTINGS, FakeIptNode, with_settings
 from tests.support.nft import allow_all_profile, workload
 
 A = "10.65.0.2"
@@ -17,6 +18,17 @@ A = "10.65.0.2"
 
 def pod(**fields: object) -> WorkloadEndpointUpdate:
     return replace(workload("a", "cali1", f"{A}/32", "fd00::2/128"), **fields)  # type: ignore[arg-type]
+
+
+def test_the_rules_of_a_node_as_text():
+    node = FakeIptNode()
+    node.tell(allow_all_profile(), pod())
+    text = script(node.table.wanted, SETTINGS)
+    assert text.startswith("# ipset\ncreate cali40")
+    headings = [line for line in text.splitlines() if line.startswith("# ")]
+    assert headings == ["# ipset", *["# iptables"] * 3, *["# ip6tables"] * 3]
+    assert "-A cali-from-wl-dispatch " in text
+    assert "add cali40wl-sources 10.65.0.2,cali1" in text
 
 
 async def test_a_workload_uses_its_own_addresses():

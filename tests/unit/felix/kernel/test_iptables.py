@@ -18,6 +18,7 @@ from felix.kernel.iptables import (
     command_of,
     detect_variant,
     execute,
+    open_iptables,
 )
 from felix.kernel.worker import KernelWorker
 from libcalico.errors import ProgrammingFailed
@@ -194,3 +195,25 @@ def test_a_variant_that_cannot_be_asked_has_no_rules():
         return Finished(0, RULE)
 
     assert detect_variant(runner, which=installed(EVERYTHING)) is Variant.NFT
+
+
+def test_a_backend_that_is_configured_is_taken_and_doubted(caplog: pytest.LogCaptureFixture):
+    """Nothing has rules here, so legacy would be detected."""
+    with caplog.at_level("WARNING"):
+        used, other = open_iptables("nft", InlineWorker(), (4, 6), runner=Answers())
+    assert (used.variant, other.variant) == (Variant.NFT, Variant.LEGACY)
+    assert [record.message for record in caplog.records] == [
+        "other programs use the other iptables"
+    ]
+    caplog.clear()
+    used, other = open_iptables("auto", InlineWorker(), (4,), runner=Answers())
+    assert (used.variant, other.variant) == (Variant.LEGACY, Variant.NFT)
+    assert caplog.records == []
+
+
+def test_a_variant_without_commands_of_its_own_is_nobody_elses():
+    """Else what is cleared there would be what is in use."""
+    only_plain = installed({"iptables-save", "iptables-restore", "ipset"})
+    made = IptablesKernel(Answers(), Variant.LEGACY, InlineWorker(), which=only_plain)
+    assert not made.has_own_commands
+    assert kernel(Answers()).has_own_commands

@@ -9,6 +9,7 @@ from felix.rules.settings import (
     DenyAction,
     Failsafe,
     HostAction,
+    IptablesSettings,
     LogRate,
     Marks,
     RuleSettings,
@@ -82,3 +83,18 @@ def test_marks_are_the_lowest_bits_of_the_mask():
 def test_rates_are_per_unit():
     assert parse_rate("", 5) is None
     assert parse_rate("3/day", 5) == LogRate(3, 86400, 5)
+
+
+def test_with_iptables_its_own_parameters_count():
+    made = settings_of(
+        NFTABLESMODE="Disabled",
+        IPTABLESFILTERDENYACTION="Reject",
+        IPTABLESFILTERALLOWACTION="Return",
+        IPTABLESMARKMASK="0xff",
+    )
+    assert made.deny_action is DenyAction.REJECT
+    assert (made.marks.allowed, made.marks.owed) == (1, 2)
+    assert not made.folds
+    assert made.iptables == IptablesSettings(True, 0xFF, filter_accepts=False)
+    assert settings_of().folds
+    assert not settings_of().iptables.is_in_use
