@@ -28,7 +28,7 @@ from felix.intent import (
 )
 from felix.kernel.iptables import CommandRunner, IptablesKernel, Variant, detect_variant
 from felix.kernel.nft import NftKernel
-from felix.rules.settings import LogRate, RuleSettings
+from felix.rules.settings import DenyAction, LogRate, RuleSettings
 from libcalico.testing.fakeiptables import FakeIptables
 from tests.netns import test_nft_packets as packets
 from tests.support.flow import Flow
@@ -157,7 +157,10 @@ def everything() -> list[object]:
     ]
 
 
-async def test_the_kernel_takes_every_word_and_a_restart_writes_nothing(rig: IptRig):
+@pytest.mark.parametrize("deny", DenyAction)
+async def test_the_kernel_takes_every_word_and_a_restart_writes_nothing(
+    rig: IptRig, deny: DenyAction
+):
     settings = replace(
         SETTINGS,
         translates_floating_ips=True,
@@ -167,6 +170,7 @@ async def test_the_kernel_takes_every_word_and_a_restart_writes_nothing(rig: Ipt
         log_rate=LogRate(5, 60, 7),
         allows_source_prefixes=True,
         allows_dhcp_to_host=True,
+        deny_action=deny,
     )
     first, second = rig.fresh(settings), rig.fresh(settings)
     result = await first.push(*everything())  # type: ignore[arg-type]

@@ -24,14 +24,18 @@ from felix.intent import (
     TierPolicies,
     WorkloadEndpointUpdate,
 )
+from felix.rules.settings import DenyAction, HostAction
 from felix.testing.dataplane import FakeDataplane
 from felix.testing.interpreter import matches
 from libcalico.model.keys import ResourceKey
 from libcalico.policy.packet import Direction
 from libcalico.testing.fakenft_vm import Packet
+from tests.property import test_host_endpoints as hosts
 from tests.property import test_nft_rules as worlds
 from tests.support import calc
-from tests.support.iptables import FakeIptNode
+from tests.support.calc_random import Maker
+from tests.support.host_oracle import Oracle, host_cluster, intents_of
+from tests.support.iptables import FakeIptNode, with_settings
 from tests.support.nft import host_endpoint, policy_key, workload_key
 
 HEALTH = list(HealthCheck)
@@ -157,6 +161,20 @@ def test_host_endpoints_decide_as_in_nftables(world: list[Intent], packets: list
                 sent = ours.fake.originate(packet, name, rerouted_to="eth1")
                 expected = theirs.fake.originate(packet, name, rerouted_to="eth1")
                 assert (sent == "accept") == (expected == "accept"), (packet, name)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=HEALTH)
+@given(st.integers(0, 2**64))
+def test_host_endpoints_do_what_the_objects_say(seed: int):
+    maker = Maker(seed)
+    cluster = host_cluster(maker)
+    deny = DenyAction.REJECT if seed % 2 else DenyAction.DROP
+    node = FakeIptNode(with_settings(deny_action=deny, endpoint_to_host=HostAction.ACCEPT))
+    result = node.pushed(*intents_of(cluster))
+    assert (result.failed, result.deferred) == (0, 0), result.error
+    scene = hosts.Scene(maker, Oracle.of(cluster), node, cluster)  # type: ignore[arg-type]
+    hosts.compare(scene)
+    hosts.compare_with_workloads(scene)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=HEALTH)
