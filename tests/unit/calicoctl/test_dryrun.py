@@ -82,7 +82,9 @@ def test_labels_sets_profiles_and_orders_are_changes_too():
         ingress=(rule(source={"selector": "app == 'web'"}),),
     )[1]
     now = [*BASE, policy]
-    relabelled = calc.wep("web", "10.0.0.1", labels={"app": "x"}, profiles=("kns.prod",))[1]
+    relabelled = calc.wep(
+        "web", "10.0.0.1", "fd00::1", labels={"app": "x"}, profiles=("kns.prod",)
+    )[1]
     assert said(
         now, [item for item in now if item is not WEB] + [relabelled], traffic=("6/1",)
     ) == ["- prod/web tcp 10.0.0.1 -> 10.0.0.2 port 1"]
