@@ -53,17 +53,24 @@ def node(netns: NamespaceSet, tmp_path: Path) -> FelixNode:
 BOTH, NEITHER = (True, True), (False, False)
 
 
+def metrics(node: FelixNode) -> str:
+    return node.ns.run("curl", "-sf", "http://localhost:9091/metrics")
+
+
 def test_pods_reach_each_other_and_a_policy_stops_them(node):
     assert node.reach() == NEITHER, "nobody routes yet"
-    node.start()
+    node.start(FELIX_PROMETHEUSMETRICSENABLED="true")
     node.wait_ready()
     # The pods' own neighbour discovery may still be at it: they were there before any gateway.
     assert eventually(lambda: node.reach() == BOTH)
     assert can_ping(node.ns, "10.65.0.1"), "the host reaches its pods"
     node.store(DENY)
     assert eventually(lambda: node.reach() == NEITHER)
+    measured = "felix_policy_programming_seconds_count"
+    assert eventually(lambda: f"{measured} 1.0" in metrics(node)), "one change, acknowledged once"
     node.erase(DENY)
     assert eventually(lambda: node.reach() == BOTH)
+    assert eventually(lambda: f"{measured} 2.0" in metrics(node))
     assert node.ns.sysctl("net/ipv4/conf/calia/rp_filter") == "1"
     assert node.ns.sysctl("net/ipv4/ip_forward") == "1"
     assert node.ns.sysctl("net/ipv6/conf/all/forwarding") == "1"
