@@ -144,8 +144,8 @@ class FelixConfig(InertParams):
     policy_conntrack_sweep: str = setting(
         "Disabled",
         parse=_SWITCH,
-        doc="Delete connections that policy no longer allows, right after programming; sets"
-        " nf_conntrack_tcp_loose to 0.",
+        doc="Delete connections that policy of workloads no longer allows, right after programming;"
+        " sets nf_conntrack_tcp_loose to 0.",
     )
     allow_vxlan_packets_from_workloads: bool = setting(
         False,

@@ -14,7 +14,8 @@ about the first packet of a connection and never again.
        the one it goes to, denies its first packet now; what is related to a deleted connection goes
        with it, what is related to another one stays;
   PS3  what policy was never asked about stays: a connection from the host to its own workload, and
-       a workload's DHCP with its host;
+       a workload's DHCP with its host. So do those of host endpoints: an entry does not say which
+       interface it came in by, and so not whose policy it was;
   PS4  looked at are the connections of workloads whose rules changed, and of single addresses that
        came to or left a set where that tightens; after a start, those of all workloads, since
        policy may have changed while felix was away. One reading of the table at a time, and after
