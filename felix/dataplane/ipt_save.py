@@ -59,13 +59,14 @@ class SavedSet:
     members: list[str] = field(default_factory=list)
 
 
-def parse_tables(text: str) -> dict[str, SavedTable]:
-    """All tables of one iptables-save. Errors: ProgrammingFailed."""
+def parse_tables(text: str, *, skips_incompatible: bool = False) -> dict[str, SavedTable]:
+    """All tables of one iptables-save. Errors: ProgrammingFailed, also for a table that holds what
+    iptables cannot say (somebody wrote it with nft), unless such tables are to be left out."""
     found: dict[str, SavedTable] = {}
     reader: _TableReader | None = None
     for number, line in enumerate(text.splitlines(), start=1):
         incompatible = _INCOMPATIBLE.match(line)
-        if incompatible:
+        if incompatible and not skips_incompatible:
             raise _unreadable(
                 number, f"table {incompatible[1]} holds rules that iptables cannot say"
             )

@@ -9,7 +9,8 @@ is no harm: what either drops is dropped.)
 
   O1  it is looked for once in the life of a process, when it starts: nobody else makes such things;
   O2  what cannot be removed now is tried again; traffic does not wait for it;
-  O3  a tool that is not installed has left nothing.
+  O3  a tool that is not installed has left nothing, nor is anything looked for in a table that
+      somebody has made unreadable for iptables.
 
 Source: Calico felix/dataplane/linux/int_dataplane.go (cleanup of the backend not in use).
 """
@@ -98,7 +99,8 @@ class IptablesLeftover:
     async def _clear(self, version: int) -> int:
         count = 0
         # No table is named: to ask for one would make it.
-        for table, saved in parse_tables(await self._port.save(version)).items():
+        saves = parse_tables(await self._port.save(version), skips_incompatible=True)
+        for table, saved in saves.items():
             state = TableState(version, table)
             state.absorb(saved)
             script = state.script()

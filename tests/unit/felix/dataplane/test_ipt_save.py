@@ -48,6 +48,13 @@ def test_our_chains_are_hashes_and_the_kernels_are_rules():
     assert table.has_ours
 
 
+def test_a_table_that_iptables_cannot_read_may_be_left_out():
+    odd = "# Table `nat' is incompatible, use 'nft' tool.\n"
+    assert list(parse_tables(odd + SAVED, skips_incompatible=True)) == ["filter"]
+    with pytest.raises(ProgrammingFailed, match="table nat holds rules"):
+        parse_tables(odd + SAVED)
+
+
 def test_nothing_of_ours():
     text = "*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -j ACCEPT\nCOMMIT\n"
     assert not parse_tables(text)["nat"].has_ours
