@@ -30,6 +30,7 @@ from libcalico.datastore.api import (
     WatchBatch,
 )
 from libcalico.datastore.etcd_errors import Failure, classify
+from libcalico.datastore.etcd_group import Committer
 from libcalico.datastore.etcd_keys import encode_key, key_after, key_value, prefix_range
 from libcalico.datastore.etcd_link import Connection, EtcdConfig, Link
 from libcalico.errors import (
@@ -67,6 +68,7 @@ class EtcdDatastore:
 
     def __init__(self, config: EtcdConfig, *, clock: Clock = SYSTEM) -> None:
         self._connection = Connection(config, clock=clock)
+        self._committer = Committer(self._connection)
 
     async def get(self, key: str, *, revision: int = 0) -> KeyValue | None:
         _check_key(key)
@@ -150,7 +152,7 @@ class EtcdDatastore:
                 success=[rpc_pb2.RequestOp(request_delete_range=delete)],
                 failure=[_get_operation(key)],
             )
-            result = await self._connection.write(lambda link: link.kv.Txn, request)
+            result, _ = await self._committer.commit(request)
             if not result.succeeded:
                 found = result.responses[0].response_range.kvs
                 _raise_conflict(key, mod_revision, key_value(found[0]) if found else None)
@@ -170,11 +172,10 @@ class EtcdDatastore:
             failure=[_get_operation(compare.key) for compare in compares],
         )
         try:
-            answer = await self._connection.write(lambda link: link.kv.Txn, request)
+            answer, revision = await self._committer.commit(request)
         except NotFound as err:
             leases = {op.lease for op in operations if isinstance(op, Put) and op.lease}
             raise NotFound("lease " + " or ".join(map(str, sorted(leases)))) from err
-        revision = int(answer.header.revision)
         if answer.succeeded:
             return TxnResult(True, revision)
         ranges = [response.response_range.kvs for response in answer.responses]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import random
 
+_RANDOM = random.Random()
+
 
 class Backoff:
     """Waits of `first_s`, then `factor` times more each, never above `limit_s`.
@@ -30,7 +32,8 @@ class Backoff:
         self._limit_s = limit_s
         self._factor = factor
         self._jitter = jitter
-        self._rng = rng or random.Random()
+        # Seeding one of its own costs more than an etcd call's bookkeeping, and most never wait.
+        self._rng = rng or _RANDOM
         self._current_s = first_s
 
     def next_s(self) -> float:
