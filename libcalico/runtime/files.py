@@ -13,9 +13,13 @@ Layer: runtime edge. Used by whoever writes a file that another process reads.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-import tempfile
+import stat
 from pathlib import Path
+
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_numbers = itertools.count(1)
 
 
 def replace_file(path: Path, data: bytes, mode: int, *, is_durable: bool = True) -> bool:
@@ -26,19 +30,29 @@ def replace_file(path: Path, data: bytes, mode: int, *, is_durable: bool = True)
         if path.stat().st_mode & 0o777 != mode:
             path.chmod(mode)
         return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    scratch = Path(name)
+    handle, scratch = _open_scratch(path)
     try:
         _write(handle, data, mode, is_durable=is_durable)
-        scratch.replace(path)
+        os.replace(scratch, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
-            scratch.unlink()
+            os.unlink(scratch)
         raise
     if is_durable:
         _sync_folder(path.parent)
     return True
+
+
+def _open_scratch(path: Path) -> tuple[int, str]:
+    """A new file beside the place (W4), readable by nobody else; the folder is made if need be."""
+    while True:
+        scratch = f"{path.parent}/.{path.name}.{os.getpid()}-{next(_numbers)}.tmp"
+        try:
+            return os.open(scratch, _NEW_FILE, 0o600), scratch
+        except FileNotFoundError:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            continue  # of a process that died and had our number
 
 
 def write_new(path: Path, data: bytes, mode: int) -> None:
@@ -69,6 +83,18 @@ def _sync_folder(folder: Path) -> None:
 
 def _content(path: Path) -> bytes | None:
     """None for what is no regular file: a link or a folder is not ours to read."""
-    if path.is_symlink() or not path.is_file():
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
         return None
-    return path.read_bytes()
+    except OSError:
+        if path.is_symlink() or not path.is_file():
+            return None
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            return None
+        with open(handle, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(handle)
