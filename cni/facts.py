@@ -15,9 +15,9 @@ configuration.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from ipam.client.source import Facts
 from ipam.pools import Pool, from_resource
@@ -48,12 +48,46 @@ class Stored:
         return self.endpoint.spec.container_id or ""
 
 
+class InterfaceNames(Protocol):
+    """Which endpoints of a node have which interface."""
+
+    def has_other(self, name: str, key: ResourceKey) -> bool:
+        """Whether an endpoint other than `key` has an interface of this name on the host."""
+        ...
+
+
+class NamesOf:
+    """The interface names of some endpoints."""
+
+    def __init__(self, endpoints: Iterable[Stored] = ()) -> None:
+        self._keys_by_name: dict[str, set[ResourceKey]] = {}
+        for stored in endpoints:
+            self.add(stored)
+
+    def add(self, stored: Stored) -> None:
+        name = stored.endpoint.spec.interface_name or ""
+        self._keys_by_name.setdefault(name, set()).add(stored.key)
+
+    def discard(self, stored: Stored) -> None:
+        name = stored.endpoint.spec.interface_name or ""
+        keys = self._keys_by_name.get(name, set())
+        keys.discard(stored.key)
+        if not keys:
+            self._keys_by_name.pop(name, None)
+
+    def has_other(self, name: str, key: ResourceKey) -> bool:
+        keys = self._keys_by_name.get(name)
+        return bool(keys) and keys != {key}
+
+
 class LocalEndpoints:
     """The endpoints of one node, from the syncer and from the agent's own writes (F4)."""
 
     def __init__(self, node: str) -> None:
         self._node = node
         self._stored_by_key: dict[ResourceKey, Stored] = {}
+        #: Kept, because every ADD asks and a node has hundreds of endpoints.
+        self.names = NamesOf()
         # Endpoints we deleted, with the revision that was deleted, until the delete is echoed.
         self._deleted: dict[ResourceKey, int] = {}
         self._uncertain: set[ResourceKey] = set()
@@ -63,17 +97,27 @@ class LocalEndpoints:
         if not isinstance(value, WorkloadEndpoint) or value.spec.node != self._node:
             self._deleted.pop(key, None)
             if known is not None and known.revision <= revision:
-                del self._stored_by_key[key]
+                self._drop(key)
             return
         is_old = revision <= self._deleted.get(key, 0)
         if not is_old and (known is None or known.revision <= revision):
-            self._stored_by_key[key] = Stored(key, value, revision)
+            self._keep(Stored(key, value, revision))
+
+    def _keep(self, stored: Stored) -> None:
+        self._drop(stored.key)
+        self._stored_by_key[stored.key] = stored
+        self.names.add(stored)
+
+    def _drop(self, key: ResourceKey) -> None:
+        before = self._stored_by_key.pop(key, None)
+        if before is not None:
+            self.names.discard(before)
 
     def note_written(self, stored: Stored) -> None:
-        self._stored_by_key[stored.key] = stored
+        self._keep(stored)
 
     def note_deleted(self, stored: Stored) -> None:
-        self._stored_by_key.pop(stored.key, None)
+        self._drop(stored.key)
         self._deleted[stored.key] = stored.revision
 
     def note_uncertain(self, key: ResourceKey) -> None:

@@ -14,11 +14,11 @@ network of one pod, two pods whose hashes agree. Then the later one gets another
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from cni.facts import Stored
+from cni.facts import InterfaceNames
 from cni.identity import Workload
 
 _HASH_CHARS = 11
@@ -36,11 +36,9 @@ class HostNames:
         return name in self._claims
 
     @contextmanager
-    def claimed(self, workload: Workload, known: Iterable[Stored]) -> Iterator[Workload]:
-        taken = {s.endpoint.spec.interface_name for s in known if s.key != workload.key}
-        taken |= {n for n, other in self._claims.items() if other.key != workload.key}
-        name = next(name for name in _candidates(workload) if name not in taken)
-        mine = replace(workload, interface=name)
+    def claimed(self, workload: Workload, known: InterfaceNames) -> Iterator[Workload]:
+        name = next(n for n in _candidates(workload) if not self._is_taken(n, workload, known))
+        mine = workload if name == workload.interface else replace(workload, interface=name)
         # A second request of the same pod (another container) may hold the name as well.
         is_first = name not in self._claims
         self._claims.setdefault(name, mine)
@@ -49,6 +47,12 @@ class HostNames:
         finally:
             if is_first:
                 del self._claims[name]
+
+    def _is_taken(self, name: str, workload: Workload, known: InterfaceNames) -> bool:
+        claim = self._claims.get(name)
+        if claim is not None and claim.key != workload.key:
+            return True
+        return known.has_other(name, workload.key)
 
 
 def _candidates(workload: Workload) -> Iterator[str]:

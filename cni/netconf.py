@@ -11,12 +11,12 @@ as both.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cni import pod_annotations
-from cni.pod_annotations import PodWishes, checked_mac, one_per_family
+from cni.pod_annotations import NO_WISHES, PodWishes, checked_mac, one_per_family
 from cni.qos import Bandwidth
 from cni.skel import CniError, Code, Request
 from libcalico.errors import InvalidInput
@@ -188,15 +188,13 @@ def _mesos_labels(top: Members) -> dict[str, str]:
 
 
 def _check_the_rest(top: Members) -> None:
-    for name in _TEXTS:
-        top.text(name)
-    for name in _NUMBERS:
-        top.integer(name)
-    for name in _BOOLEANS:
-        top.boolean(name, False)
-    for member, names in _TEXTS_BY_MEMBER.items():
-        for name in names:
-            top.member(member).text(name)
+    for names, check in ((_TEXTS, top.text), (_NUMBERS, top.integer), (_BOOLEANS, top.boolean)):
+        for name in top.present(names):
+            check(name)
+    for member in top.present(_TEXTS_BY_MEMBER):
+        inner = top.member(member)
+        for name in inner.present(_TEXTS_BY_MEMBER[member]):
+            inner.text(name)
     device = top.text("device_type")
     if device not in ("", "veth"):
         raise CniError(Code.UNSUPPORTED_FIELD, 'device_type: only "veth" is supported', device)
@@ -308,6 +306,8 @@ def _dns(members: Members) -> dict[str, object]:
 def _as_the_pod_wishes(conf: NetConf) -> NetConf:
     """The pod's annotations go before the configuration, if it allows what they ask."""
     pod, features = conf.pod, conf.features
+    if pod is NO_WISHES and not conf.ipam.sticky:
+        return conf
     uses_calico = conf.ipam.type == CALICO_IPAM
     for name, addresses in (("ipAddrs", pod.addresses), ("ipAddrsNoIpam", pod.addresses_no_ipam)):
         if addresses and not uses_calico:
@@ -348,14 +348,19 @@ class Members:
     def __init__(self, raw: object, path: str) -> None:
         if raw is None:
             raw = {}
-        if not isinstance(raw, Mapping):
+        # Nearly always a dict: to ask for the abstract kind takes longer than all the rest.
+        if not isinstance(raw, dict) and not isinstance(raw, Mapping):
             raise CniError(Code.INVALID_CONFIG, f"{path.rstrip('.')}: must be an object", repr(raw))
         self._by_name: dict[str, Any] = {str(name).lower(): value for name, value in raw.items()}
         self._raw = raw
         self.path = path
 
+    def present(self, names: Iterable[str]) -> list[str]:
+        """Those of `names` (in small letters) that are given."""
+        return [name for name in names if name in self._by_name]
+
     def any(self, name: str) -> Any:
-        return self._by_name.get(name.lower())
+        return self._by_name.get(name.lower()) if self._by_name else None
 
     def member(self, name: str) -> Members:
         return Members(self.any(name), f"{self.path}{name}.")
@@ -386,7 +391,7 @@ class Members:
             raise self._bad(name, f"must be at most {highest}", value)
         return value
 
-    def boolean(self, name: str, default: bool) -> bool:
+    def boolean(self, name: str, default: bool = False) -> bool:
         value = self.any(name)
         if value is None or value == "":
             return default

@@ -42,8 +42,13 @@ class PodWishes:
     qos_problems: tuple[str, ...] = ()
 
 
+NO_WISHES = PodWishes()
+
+
 def parse(annotations: Mapping[str, str], bandwidth: Bandwidth) -> PodWishes:
     """Errors: CniError code 7 naming the annotation."""
+    if not annotations and not any((*bandwidth.rates.values(), *bandwidth.bursts.values())):
+        return NO_WISHES
     reader = _Reader(annotations)
     addresses, no_ipam = reader.addresses("ipAddrs"), reader.addresses("ipAddrsNoIpam")
     if addresses and no_ipam:

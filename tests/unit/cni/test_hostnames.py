@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cni.facts import Stored
+from cni.facts import NamesOf, Stored
 from cni.hostnames import HostNames
 from cni.identity import Workload
 from libcalico.model import WorkloadEndpoint
@@ -31,30 +31,30 @@ def stored(workload: Workload, name: str) -> Stored:
 
 
 def test_a_free_name_is_kept():
-    with HostNames().claimed(ONE, []) as mine:
+    with HostNames().claimed(ONE, NamesOf()) as mine:
         assert mine == ONE
 
 
 def test_the_name_of_another_endpoint_is_not_given_but_its_own_is():
     names = HostNames()
-    with names.claimed(OTHER, [stored(ONE, ONE.interface)]) as mine:
+    with names.claimed(OTHER, NamesOf([stored(ONE, ONE.interface)])) as mine:
         # printf default.n-cni-other-eth0 | sha1sum
         assert mine.interface == "cali885b4af4abf"
-    with names.claimed(ONE, [stored(ONE, ONE.interface)]) as mine:
+    with names.claimed(ONE, NamesOf([stored(ONE, ONE.interface)])) as mine:
         assert mine.interface == ONE.interface
 
 
 def test_two_requests_at_once_get_two_names():
     names = HostNames()
-    with names.claimed(ONE, []) as first, names.claimed(OTHER, []) as second:
+    with names.claimed(ONE, NamesOf()) as first, names.claimed(OTHER, NamesOf()) as second:
         assert first.interface != second.interface
-    with names.claimed(OTHER, []) as later:
+    with names.claimed(OTHER, NamesOf()) as later:
         assert later.interface == OTHER.interface, "the claim ended with its block"
 
 
 def test_a_second_hash_is_taken_when_the_first_is_taken_too():
     known = [stored(ONE, ONE.interface), stored(ONE, "cali885b4af4abf")]
-    with HostNames().claimed(OTHER, known) as mine:
+    with HostNames().claimed(OTHER, NamesOf(known)) as mine:
         assert mine.interface not in {ONE.interface, "cali885b4af4abf"}
         assert len(mine.interface) == 15
 
@@ -62,8 +62,8 @@ def test_a_second_hash_is_taken_when_the_first_is_taken_too():
 def test_a_claim_that_two_containers_of_a_pod_hold_ends_with_the_first():
     names = HostNames()
     again = replace(ONE, container_id="two")
-    with names.claimed(ONE, []) as first:
-        with names.claimed(again, []) as second:
+    with names.claimed(ONE, NamesOf()) as first:
+        with names.claimed(again, NamesOf()) as second:
             assert first.interface == second.interface
-        with names.claimed(OTHER, []) as third:
+        with names.claimed(OTHER, NamesOf()) as third:
             assert third.interface != first.interface
