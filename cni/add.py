@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cni import (
@@ -27,11 +27,10 @@ from cni import (
     readiness,
     results,
     sandbox,
-    teardown,
     veth,
     wirecheck,
 )
-from cni.addresses import AddressManager
+from cni.addresses import AddressManager, Foresee
 from cni.delete import left_of_stale
 from cni.endpoints import (
     NETWORK_ANNOTATION,
@@ -44,12 +43,14 @@ from cni.facts import Stored
 from cni.hostnames import HostNames
 from cni.identity import Workload, identify
 from cni.netconf import NetConf
+from cni.pending import PendingWire
 from cni.ports import EndpointProgrammer, HostSettings
 from cni.queue import DeleteQueue, QueueRefused
 from cni.results import Interface, IPConfig, Result, RouteConfig
 from cni.skel import CniError, Code, Request
-from cni.threads import both, in_thread, to_the_end
-from cni.veth import HOST_MAC, PodWire, Wiring, host_cidr
+from cni.threads import both, to_the_end
+from cni.veth import HOST_MAC, PodWire, host_cidr
+from cni.wirer import ThreadWirer, Wirer
 from libcalico.errors import AlreadyExists, Conflict, NotFound, SuiteError
 from libcalico.model import WorkloadEndpoint
 from libcalico.model.names import cni_handle_id
@@ -91,20 +92,19 @@ class AddOperation:
     names: HostNames
     lib_dir: Path
     queue: DeleteQueue | None = None
+    wirer: Wirer = field(default_factory=ThreadWirer)
 
     async def run(self, request: Request) -> Result:
         """Errors: CniError, or a SuiteError the agent translates."""
         asked, settings = await self._asked(request)
-        ready, known, everyone, _ = await asyncio.gather(
-            self.store.is_datastore_ready(),
-            self.store.find(asked.workload),
-            self.store.on_node(settings.node_name),
-            self.store.ensure_profile(asked.workload, asked.conf),
-        )
-        if not ready:
+        # One after the other: felix knows nearly always, and tasks cost more than its answers.
+        if not await self.store.is_datastore_ready():
             raise CniError(
                 Code.TRY_AGAIN_LATER, "the datastore is locked: ClusterInformation is not ready"
             )
+        known = await self.store.find(asked.workload)
+        names = await self.store.names_on(settings.node_name)
+        await self.store.ensure_profile(asked.workload, asked.conf)
         existing = next((stored for stored in known if stored.key == asked.workload.key), None)
         asked = replace(asked, existing=existing)
         if existing is not None and existing.container_id == asked.workload.container_id:
@@ -112,7 +112,7 @@ class AddOperation:
             if before is not None:
                 return before
         await readiness.wait(asked.conf.node.readiness_gates)
-        with self.names.claimed(asked.workload, everyone) as workload:
+        with self.names.claimed(asked.workload, names) as workload:
             result = await self._connect(replace(asked, workload=workload), settings)
         await self._forget_stale(asked)
         return _merged(asked.conf, result)
@@ -200,13 +200,13 @@ class AddOperation:
             allow_ip_forwarding=conf.allow_ip_forwarding,
             num_queues=conf.node.num_queues,
         )
-        wiring = Wiring(wire, expects_ipv6=conf.ipam.assign_ipv6)
+        pending = PendingWire(wire, self.wirer)
         try:
             await self._free_the_wanted(asked)
             # Pushed before the attempt: an assignment whose answer was lost must be undone as well.
             undo.append(lambda: self.addresses.release(request, conf, workload.handle_id))
-            undo.append(lambda: in_thread(lambda: _unwire(wiring, wire)))
-            _, (assigned, succession) = await both(in_thread(wiring.prepare), self._assign(asked))
+            undo.append(pending.undo)
+            assigned, succession = await self._assign(asked, pending.foresee)
             wire = replace(wire, addresses=assigned)
             endpoint = build(
                 workload,
@@ -218,7 +218,7 @@ class AddOperation:
             undo.append(lambda: self.programmer.retract(workload.key))
             undo.append(lambda: self._forget(workload))
             recorded = Recorded(workload, endpoint, asked.existing, succession)
-            made = await self._make(wiring, wire, recorded)
+            made = await self._make(pending, wire, recorded)
         except (AlreadyExists, Conflict, NotFound) as err:
             await to_the_end(_undo_all(undo, workload))
             said = "another request for the same pod came first"
@@ -228,8 +228,6 @@ class AddOperation:
         except BaseException:
             await to_the_end(_undo_all(undo, workload))
             raise
-        finally:
-            wiring.close()
         LOG.info(
             "pod connected",
             endpoint=workload.key.name,
@@ -238,11 +236,13 @@ class AddOperation:
         )
         return _result(conf, wire, made)
 
-    async def _assign(self, asked: Asked) -> tuple[tuple[str, ...], Succession | None]:
+    async def _assign(
+        self, asked: Asked, foresee: Foresee
+    ) -> tuple[tuple[str, ...], Succession | None]:
         """Sticky ones stay the pod's whatever becomes of this ADD (A2)."""
         request, conf, workload = asked.request, asked.conf, asked.workload
         if not conf.ipam.sticky:
-            return await self.addresses.assign(request, conf, workload), None
+            return await self.addresses.assign(request, conf, workload, foresee), None
         bound = await self.addresses.claim(request, conf, workload)
         addresses = tuple(map(str, bound.addresses))
         # After the claim: whoever is not recorded by now, never will be.
@@ -259,17 +259,20 @@ class AddOperation:
             handle_id = cni_handle_id(asked.request.network, old.container_id)
             await self.addresses.release(asked.request, asked.conf, handle_id)
 
-    async def _make(self, wiring: Wiring, wire: PodWire, recorded: Recorded) -> veth.MadeWire:
+    async def _make(self, pending: PendingWire, wire: PodWire, recorded: Recorded) -> veth.MadeWire:
         """The rest of the wire, then policy, and the record meanwhile: the datastore's answer is
         waited for last."""
         key, succession = recorded.workload.key, recorded.succession
 
         async def in_kernel() -> veth.MadeWire:
-            made = await in_thread(lambda: wiring.complete(wire.addresses))
+            made = await pending.make(wire.addresses)
             await self.programmer.program(key, recorded.endpoint)
             return made
 
         saving = self.store.save(recorded.endpoint, recorded.existing, succession)
+        if recorded.existing is None and succession is None:
+            # Nobody has name or address before: policy may be there before the wire.
+            self.programmer.remember(key, recorded.endpoint)
         if succession is not None and succession.predecessors:
             # One after the other: the kernel has one route for an address.
             revision = await saving
@@ -287,12 +290,6 @@ class AddOperation:
         for stored in await self.store.find(workload):
             if stored.key == workload.key and stored.container_id == workload.container_id:
                 await self.store.delete(stored)
-
-
-def _unwire(wiring: Wiring, wire: PodWire) -> None:
-    """Only a wire that we made is ours to remove: the name may be somebody else's interface."""
-    if wiring.is_made:
-        teardown.delete_in_pod(wire.netns, wire.pod_name)
 
 
 def random_mac() -> str:

@@ -7,7 +7,8 @@ process (no executable is run); any other type is delegated to (cni.delegate).
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -22,12 +23,21 @@ from ipam.client.sticky import Bound
 from ipam.errors import PoolRefused
 from ipam.requests import PLUGIN_ATTRIBUTE, WORKLOAD, AssignIP, AutoAssign, Release
 from libcalico.errors import AlreadyExists, NotFound, PoolExhausted
-from libcalico.net import Network, parse_ip
+from libcalico.net import Interface, Network, parse_ip
+
+Foresee = Callable[[tuple[str, ...]], None]
 
 
 class AddressManager(Protocol):
-    async def assign(self, request: Request, conf: NetConf, workload: Workload) -> tuple[str, ...]:
-        """Plain addresses, IPv4 first. Errors: Exhausted, CniError, Transient."""
+    async def assign(
+        self,
+        request: Request,
+        conf: NetConf,
+        workload: Workload,
+        foresee: Foresee | None = None,
+    ) -> tuple[str, ...]:
+        """Plain addresses, IPv4 first. `foresee` may be told them while they are being made the
+        pod's: likely, not certain. Errors: Exhausted, CniError, Transient."""
         ...
 
     async def claim(self, request: Request, conf: NetConf, workload: Workload) -> Bound:
@@ -87,7 +97,13 @@ class Addresses:
         self._ipam = ipam
         self._now = now or (lambda: datetime.now(UTC))
 
-    async def assign(self, request: Request, conf: NetConf, workload: Workload) -> tuple[str, ...]:
+    async def assign(
+        self,
+        request: Request,
+        conf: NetConf,
+        workload: Workload,
+        foresee: Foresee | None = None,
+    ) -> tuple[str, ...]:
         if conf.ipam.type != CALICO_IPAM:
             return await self._delegated(request, conf)
         if conf.pod.addresses_no_ipam:
@@ -97,11 +113,13 @@ class Addresses:
             return await self._requested(request, conf, workload)
         attributes = self.attributes(request, workload)
         wish = await self._wish(conf, workload, workload.handle_id, attributes)
+        if foresee is not None:
+            wish = replace(wish, foresee=lambda found: foresee(_plain(found)))
         assigned = await self._ipam.auto_assign(wish)
         error = assigned.partial_error()
         if error is not None:
             raise CniError(Code.NETWORKING_FAILED, f"failed to request addresses: {error}")
-        return tuple(str(interface.ip) for interface in assigned.addresses)
+        return _plain(assigned.addresses)
 
     async def _wish(
         self, conf: NetConf, workload: Workload, handle_id: str, attributes: Mapping[str, str]
@@ -232,3 +250,7 @@ class Addresses:
         """As Go prints a time."""
         now = self._now()
         return f"{now:%Y-%m-%d %H:%M:%S}.{now.microsecond:06d} +0000 UTC"
+
+
+def _plain(interfaces: Iterable[Interface]) -> tuple[str, ...]:
+    return tuple(str(interface.ip) for interface in interfaces)

@@ -18,9 +18,9 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cni import skel, veth
@@ -40,6 +40,7 @@ from cni.skel import Answer, CniError, Code, Invocation, Request, Verb
 from cni.status import StatusOperation
 from cni.threads import to_the_end
 from cni.wire import RequestReader, pack_answer
+from cni.wirer import ThreadWirer, Wirer
 from libcalico.errors import (
     AlreadyExists,
     Conflict,
@@ -69,9 +70,16 @@ class WhileAway:
     offline: OfflinePods | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class OnNode:
+    """What is the node's: where felix keeps its files (None: CALICO_LIB_DIR), who makes wires."""
+
+    lib_dir: Path | None = None
+    wirer: Wirer = field(default_factory=ThreadWirer)
+
+
 class Agent:
-    """`serve()` until cancelled. `addresses` and `store` share felix's datastore connection;
-    `lib_dir` is where felix keeps the node's files (CALICO_LIB_DIR)."""
+    """`serve()` until cancelled. `addresses` and `store` share felix's datastore connection."""
 
     def __init__(
         self,
@@ -79,8 +87,7 @@ class Agent:
         store: EndpointStore,
         addresses: AddressManager,
         away: WhileAway | None = None,
-        *,
-        lib_dir: Path | None = None,
+        on_node: OnNode | None = None,
     ) -> None:
         away = away or WhileAway()
         self._offline, self._replayer = away.offline, away.replayer
@@ -89,69 +96,33 @@ class Agent:
         self._store = store
         self._addresses = addresses
         self._names = HostNames()
-        self._lib_dir = lib_dir or paths.lib_dir()
+        on_node = on_node or OnNode()
+        self._lib_dir, self._wirer = on_node.lib_dir or paths.lib_dir(), on_node.wirer
         self._locks = AttachmentLocks()
-        self._connections: set[asyncio.Task[None]] = set()
+        self._conversations: set[_Conversation] = set()
         self.answered = 0
         self.failed = 0
 
     async def serve(self, path: Path) -> None:
         """Bind `path` (replacing a socket a killed felix left) and serve until cancelled."""
         listener = unixsocket.bind(path)
-        server = await asyncio.start_unix_server(self._accept, sock=listener, backlog=512)
+        server = await asyncio.get_running_loop().create_unix_server(
+            lambda: _Conversation(self.answer, self._conversations), sock=listener, backlog=512
+        )
         LOG.info("CNI agent is listening", path=path)
         try:
+            await self._wirer.start()
             async with server:
                 await server.serve_forever()
         finally:
-            for task in tuple(self._connections):
-                task.cancel()
-            await asyncio.gather(*self._connections, return_exceptions=True)
+            ending = [conversation.end() for conversation in tuple(self._conversations)]
+            await to_the_end(self._end(ending))
             _unlink(path)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        try:
-            if _is_trusted(writer):
-                await self._converse(reader, writer)
-        except (OSError, SuiteError) as err:
-            LOG.warning("CNI connection ended", error=err)
-        finally:
-            self._connections.discard(task)
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        received = RequestReader()
-        invocation = None
-        while invocation is None:
-            data = await reader.read(65536)
-            if not data:
-                return
-            received.receive_data(data)
-            invocation = received.take()
-        work = asyncio.ensure_future(self.answer(invocation))
-        # The client sends nothing more: the next thing to read is the end of its life (G2).
-        hangup = asyncio.ensure_future(reader.read(1))
-        try:
-            await asyncio.wait({work, hangup}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                LOG.warning(
-                    "CNI client went away, rolling back",
-                    command=invocation.environ.get("CNI_COMMAND"),
-                    container=invocation.environ.get("CNI_CONTAINERID"),
-                )
-        finally:
-            hangup.cancel()
-            if not work.done():
-                work.cancel()
-                await to_the_end(asyncio.wait({work}))
-        if not work.cancelled():
-            writer.write(pack_answer(work.result()))
-            await writer.drain()
+    async def _end(self, conversations: list[Coroutine[object, object, None]]) -> None:
+        """What is on its way is rolled back, and needs its wires removed for that."""
+        await asyncio.gather(*conversations, return_exceptions=True)
+        await self._wirer.stop()
 
     async def answer(self, invocation: Invocation) -> Answer:
         """One invocation to its answer. Never raises but CancelledError."""
@@ -232,7 +203,7 @@ class Agent:
     async def _adding(self, request: Request) -> AddOperation:
         if self._offline is not None:
             if await self._offline.is_cut_off():
-                return self._offline.add(request, self._names, self._lib_dir)
+                return self._offline.add(request, self._names, self._lib_dir, self._wirer)
             await self._offline.settle(request)
         return AddOperation(
             self._programmer,
@@ -241,10 +212,11 @@ class Agent:
             self._names,
             self._lib_dir,
             self._queue,
+            self._wirer,
         )
 
     def _collecting(self) -> GcOperation:
-        operation = GcOperation(self._programmer, self._store, self._addresses)
+        operation = GcOperation(self._programmer, self._store, self._addresses, wirer=self._wirer)
         return operation if self._offline is None else self._offline.guarded(operation)
 
     async def _delete(self, request: Request) -> None:
@@ -256,6 +228,7 @@ class Agent:
             settings.interface_prefix,
             self._programmer,
             self._queue,
+            wirer=self._wirer,
         )
         if self._offline is None:
             await usual.run(request)
@@ -264,7 +237,7 @@ class Agent:
 
     def dump(self) -> dict[str, object]:
         return {
-            "connections": len(self._connections),
+            "connections": len(self._conversations),
             "answered": self.answered,
             "failed": self.failed,
             "busy_attachments": self._locks.busy(),
@@ -331,13 +304,92 @@ class AttachmentLocks:
         return sum(users - 1 for _, users in self._entries.values())
 
 
+class _Conversation(asyncio.Protocol):
+    """One client: its request, its answer. Registered in `known` until its work has ended.
+
+    A protocol and not a pair of streams: those cost a pod that starts three tasks more."""
+
+    def __init__(
+        self, answer: Callable[[Invocation], Awaitable[Answer]], known: set[_Conversation]
+    ) -> None:
+        self._answer, self._known = answer, known
+        self._received = RequestReader()
+        self._invocation: Invocation | None = None
+        self._work: asyncio.Future[Answer] | None = None
+        self._transport: asyncio.Transport | None = None
+        self._is_cancelled = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if _is_trusted(transport):
+            self._known.add(self)
+        else:
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._invocation is not None:
+            self._hang_up()  # the client had said everything
+            return
+        try:
+            self._received.receive_data(data)
+            self._invocation = self._received.take()
+        except SuiteError as err:
+            LOG.warning("CNI connection ended", error=err)
+            self._close()
+            return
+        if self._invocation is not None:
+            self._work = asyncio.ensure_future(self._answer(self._invocation))
+            self._work.add_done_callback(self._on_answer)
+
+    def eof_received(self) -> None:
+        self._hang_up()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """The client is gone (G2)."""
+        if self._work is None:
+            self._close()
+        elif not self._work.done() and self._invocation is not None and not self._is_cancelled:
+            self._is_cancelled = True
+            LOG.warning(
+                "CNI client went away, rolling back",
+                command=self._invocation.environ.get("CNI_COMMAND"),
+                container=self._invocation.environ.get("CNI_CONTAINERID"),
+            )
+            self._work.cancel()
+
+    async def end(self) -> None:
+        """Cancel the request and wait until it is rolled back."""
+        if self._work is None:
+            self._close()
+        else:
+            if not self._is_cancelled:
+                self._is_cancelled = True
+                self._work.cancel()
+            await asyncio.wait({self._work})
+
+    def _on_answer(self, work: asyncio.Future[Answer]) -> None:
+        assert self._transport is not None
+        if not work.cancelled():
+            self._transport.write(pack_answer(work.result()))
+        self._close()
+
+    def _close(self) -> None:
+        self._known.discard(self)
+        if self._transport is not None:
+            self._transport.close()
+
+
 def _unlink(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
 
 
-def _is_trusted(writer: asyncio.StreamWriter) -> bool:
-    link = writer.get_extra_info("socket")
+def _is_trusted(transport: asyncio.BaseTransport) -> bool:
+    link = transport.get_extra_info("socket")
     packed = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _ = _UCRED.unpack(packed)
     if uid in (0, os.geteuid()):

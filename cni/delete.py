@@ -15,10 +15,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 
-from cni import netconf, teardown
+from cni import netconf
 from cni.addresses import AddressManager, is_delegated
 from cni.endpoints import NETWORK_ANNOTATION, EndpointStore
 from cni.facts import Stored
@@ -27,7 +26,8 @@ from cni.netconf import NetConf
 from cni.ports import EndpointProgrammer
 from cni.queue import AWAY, UNREADABLE, DeleteQueue, QueuedDelete, QueueRefused
 from cni.skel import CniError, Code, Request
-from cni.threads import both, in_thread
+from cni.threads import both
+from cni.wirer import ThreadWirer, Wirer
 from libcalico.errors import DatastoreUnavailable
 from libcalico.model.keys import ResourceKey
 from libcalico.model.names import cni_handle_id
@@ -52,6 +52,7 @@ class DeleteOperation:
     programmer: EndpointProgrammer | None = None
     queue: DeleteQueue | None = None
     is_taken: Callable[[ResourceKey, str], bool] = lambda key, container_id: False
+    wirer: Wirer = field(default_factory=ThreadWirer)
 
     async def run(self, request: Request) -> None:
         """Errors: CniError code 11 when something has to be tried again."""
@@ -61,7 +62,7 @@ class DeleteOperation:
         # the kernel need not wait for the datastore.
         (mine, problem), is_unwired = await both(
             self._forget_or_retract(workload),
-            in_thread(lambda: teardown.delete_in_pod(request.netns, request.ifname)),
+            self.wirer.delete_in_pod(request.netns, request.ifname),
         )
         if not is_unwired:
             await self._unwire_on_host(mine)
@@ -115,7 +116,7 @@ class DeleteOperation:
         for stored in mine:
             name = stored.endpoint.spec.interface_name
             if name and not self.is_taken(stored.key, stored.container_id):
-                await in_thread(partial(teardown.delete_on_host, name))
+                await self.wirer.delete_on_host(name)
 
 
 def left_of(workload: Workload, conf: NetConf, *, has_endpoint: bool = True) -> QueuedDelete:

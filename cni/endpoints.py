@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
-from cni.facts import ClusterFacts, Stored
+from cni.facts import ClusterFacts, InterfaceNames, NamesOf, Stored
 from cni.identity import KUBERNETES, Workload
 from cni.netconf import NetConf
 from cni.pod_annotations import PREFIX
@@ -237,6 +237,12 @@ class EndpointStore:
             return self._facts.local.all()
         listed = await self._list(prefix_of("WorkloadEndpoint"))
         return [stored for stored in listed if stored.endpoint.spec.node == node]
+
+    async def names_on(self, node: str) -> InterfaceNames:
+        """Which interfaces the endpoints of the node have."""
+        if self._facts is not None and self._facts.in_sync:
+            return self._facts.local.names
+        return NamesOf(await self.on_node(node))
 
     async def pod_cidrs(self, node: str) -> tuple[str, ...]:
         """The pod networks Kubernetes gave to the node (Node.status); empty when none is known."""

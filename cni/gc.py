@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from cni import netconf
 from cni.addresses import AddressManager
@@ -20,6 +20,7 @@ from cni.identity import CNI, KUBERNETES
 from cni.netconf import CALICO_IPAM
 from cni.ports import EndpointProgrammer
 from cni.skel import CniError, Code, Request
+from cni.wirer import ThreadWirer, Wirer
 from libcalico.errors import SuiteError
 from libcalico.model.keys import ResourceKey
 from libcalico.model.names import cni_handle_id
@@ -37,6 +38,7 @@ class GcOperation:
     store: EndpointStore
     addresses: AddressManager
     is_taken: Callable[[ResourceKey, str], bool] = lambda key, container_id: False
+    wirer: Wirer = field(default_factory=ThreadWirer)
 
     async def run(self, request: Request) -> None:
         """Errors: CniError 100 naming what could not be removed; 7 for a list of the wrong form."""
@@ -96,6 +98,7 @@ class GcOperation:
             settings.interface_prefix,
             self.programmer,
             is_taken=self.is_taken,
+            wirer=self.wirer,
         )
         await operation.run(gone)
 

@@ -49,6 +49,7 @@ from cni.ports import EndpointProgrammer
 from cni.queue import AWAY, DeleteQueue, delete_of
 from cni.reserve import NodeReserve
 from cni.skel import CniError, Code, Request
+from cni.wirer import Wirer
 from ipam.batch import BlockMissing
 from ipam.client import IpamClient
 from ipam.errors import NotReserved
@@ -116,11 +117,12 @@ class OfflinePods:
         refuses us is no reason: somebody may want this node to stop."""
         return self._settings().is_enabled and not await self._is_reachable()
 
-    def add(self, request: Request, names: HostNames, lib_dir: Path) -> AddOperation:
+    def add(self, request: Request, names: HostNames, lib_dir: Path, wirer: Wirer) -> AddOperation:
         """An ADD that does without."""
         addresses, store = self._stand_ins(request)
         programmer = OfflineProgrammer(self._tools.programmer)
-        return AddOperation(programmer, store, addresses, names, lib_dir, self._tools.queue)
+        queue = self._tools.queue
+        return AddOperation(programmer, store, addresses, names, lib_dir, queue, wirer)
 
     async def settle(self, request: Request) -> None:
         """Before an ordinary ADD of a journalled attachment, which would not find its record.

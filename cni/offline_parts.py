@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from cni.addresses import Addresses, is_delegated, named_pools
+from cni.addresses import Addresses, Foresee, is_delegated, named_pools
 from cni.endpoints import EndpointStore, Succession
-from cni.facts import Stored
+from cni.facts import InterfaceNames, NamesOf, Stored
 from cni.identity import Workload
 from cni.journal import Journal, OfflinePod, holder_of
 from cni.netconf import CALICO_IPAM, NetConf
@@ -97,7 +97,14 @@ class OfflineAddresses:
         self.taken: tuple[str, ...] = ()
         self.is_ours = False
 
-    async def assign(self, request: Request, conf: NetConf, workload: Workload) -> tuple[str, ...]:
+    async def assign(
+        self,
+        request: Request,
+        conf: NetConf,
+        workload: Workload,
+        foresee: Foresee | None = None,
+    ) -> tuple[str, ...]:
+        """Nothing is foreseen: the reserve answers at once."""
         if conf.ipam.type != CALICO_IPAM or conf.pod.addresses_no_ipam:
             return await self._real.assign(request, conf, workload)
         if workload.ids.node != self._reserve.node:
@@ -208,6 +215,9 @@ class OfflineStore(EndpointStore):
     async def on_node(self, node: str) -> list[Stored]:
         known = [] if self.facts is None else self.facts.local.all()
         return [*known, *self._journalled()]
+
+    async def names_on(self, node: str) -> InterfaceNames:
+        return NamesOf(await self.on_node(node))
 
     async def ensure_profile(self, workload: Workload, conf: NetConf) -> None:
         """Errors: CniError code 11 when the network's profile would have to be made."""

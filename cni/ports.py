@@ -5,9 +5,10 @@ provides these). cni never imports felix; felix imports cni.
 
 Life of an ADD, and who owns which step:
   1  agent    parse, validate, find or allocate addresses (ipam), make the veth pair
-  2  felix    `program(key, endpoint)`: the endpoint goes straight into the calc graph; the call
-              returns when the route AND the policy of the endpoint are in the kernel, and no
-              connections of an earlier owner of its addresses
+  2  felix    `remember`, then `program(key, endpoint)`: the endpoint goes straight into the calc
+              graph, so that its policy is on its way while the wire is made; the call returns when
+              the route AND the policy of the endpoint are in the kernel, and no connections of an
+              earlier owner of its addresses
   2' agent    meanwhile writes the WorkloadEndpoint to the datastore
   3  agent    answers the runtime, when both are done
   Any failure after 1 undoes in reverse: the record, `retract(key)`, veth, addresses.
@@ -55,8 +56,8 @@ class EndpointProgrammer(Protocol):
         ...
 
     def remember(self, key: ResourceKey, endpoint: WorkloadEndpoint) -> None:
-        """Before the first in-sync: this endpoint was programmed in an earlier life and is not in
-        the datastore yet. It stands (P1) until it is confirmed or retracted."""
+        """This endpoint is, or is about to be, though the datastore does not show it. It stands
+        (P1) until it is confirmed or retracted; nobody waits for the kernel."""
         ...
 
     async def program(self, key: ResourceKey, endpoint: WorkloadEndpoint) -> None:

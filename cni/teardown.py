@@ -1,7 +1,7 @@
 """The end of wires: found from the pod's side or by the host's name, removed many at once.
 
-Layer: edge (raw netlink; blocking, a few milliseconds: call it from a thread). Used by cni.add,
-cni.delete and cni.standalone.
+Layer: edge (raw netlink; blocking, a few milliseconds: call it from a thread). Used by cni.wirer
+and cni.wirer_process.
 
   T1  what is no wire of ours is left alone and counts as gone: another plugin's interface, and
       every interface of the host's own namespace;
@@ -44,38 +44,85 @@ from libcalico.netlink import (
 _LOOK_AGAIN_S = 0.0005
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """One end of a wire: of this name in a pod's namespace, or on the host (`netns` None)."""
+
+    ifname: str
+    netns: str | None = None
+
+
 def delete_in_pod(netns: str, ifname: str) -> bool:
     """Remove the wire of this interface of a pod. False when namespace or interface are gone
     already, or not ours (T1). Errors: CniError 100."""
-    try:
-        netns_fd = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
-    except (OSError, ValueError):
-        return False
-    try:
-        here = sandbox.identity_here()
-        if sandbox.identity(os.fstat(netns_fd)) == here:
-            return False
-        with NetlinkSocket() as host:
-            near = _near_end(host, netns_fd, ifname)
-        return near is not None and _together(here).remove(near.ifindex)
-    except ProgrammingFailed as err:
-        raise _failed(err) from err
-    finally:
-        os.close(netns_fd)
+    return _only(delete_all([End(ifname, netns)]))
 
 
 def delete_on_host(host_name: str) -> bool:
     """Remove the pair from the host's side. False when it is gone already. Errors: CniError 100."""
+    return _only(delete_all([End(host_name)]))
+
+
+def _only(found: Sequence[bool | CniError]) -> bool:
+    (outcome,) = found
+    if isinstance(outcome, CniError):
+        raise outcome
+    return outcome
+
+
+def delete_all(ends: Sequence[End]) -> list[bool | CniError]:
+    """As `delete_in_pod` and `delete_on_host`, for many at once (T4), each with its own outcome.
+
+    Errors: CniError 100, when nothing can be done at all."""
+    outcomes: list[bool | CniError] = []
+    removals: dict[int, _Removal] = {}
+    here = sandbox.identity_here()
     try:
         with NetlinkSocket() as host:
-            near = find(host, host_name)
-        return near is not None and _together(sandbox.identity_here()).remove(near.ifindex)
+            for index, end in enumerate(ends):
+                ifindex, outcome = _looked_up(host, end, here)
+                outcomes.append(outcome)
+                if ifindex:
+                    removals[index] = _Removal(ifindex)
+        _together(here).remove(list(removals.values()))
     except ProgrammingFailed as err:
         raise _failed(err) from err
+    for index, removal in removals.items():
+        outcomes[index] = True if removal.error is None else _failed(removal.error)
+    return outcomes
+
+
+def _looked_up(
+    host: NetlinkSocket, end: End, here: sandbox.Identity
+) -> tuple[int, bool | CniError]:
+    """The number of the host's end, 0 for none; and what is the outcome then."""
+    try:
+        if end.netns is None:
+            near = find(host, end.ifname)
+        else:
+            near = _near_end_of(host, end.netns, end.ifname, here)
+    except ProgrammingFailed as err:
+        return 0, _failed(err)
+    return (0 if near is None else near.ifindex), False
 
 
 def _failed(err: ProgrammingFailed) -> CniError:
     return CniError(Code.NETWORKING_FAILED, "failed to delete the interface", str(err))
+
+
+def _near_end_of(
+    host: NetlinkSocket, netns: str, ifname: str, here: sandbox.Identity
+) -> Link | None:
+    try:
+        netns_fd = os.open(netns, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError):
+        return None
+    try:
+        if sandbox.identity(os.fstat(netns_fd)) == here:
+            return None
+        return _near_end(host, netns_fd, ifname)
+    finally:
+        os.close(netns_fd)
 
 
 def _near_end(host: NetlinkSocket, netns_fd: int, ifname: str) -> Link | None:
@@ -117,9 +164,16 @@ def _netnsid(host: NetlinkSocket, netns_fd: int) -> int:
 @dataclass(slots=True)
 class _Removal:
     ifindex: int
+    error: ProgrammingFailed | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """The removals of one caller, who waits until they are done or he is to lead."""
+
+    removals: Sequence[_Removal]
     is_decided: threading.Event = field(default_factory=threading.Event)
     is_leading: bool = False
-    error: ProgrammingFailed | None = None
 
 
 class _Together:
@@ -128,13 +182,15 @@ class _Together:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: list[_Removal] = []
+        self._waiting: list[_Turn] = []
         self._is_led = False
         self._groups = itertools.count(random.SystemRandom().randrange(1 << 24, 1 << 30))
 
-    def remove(self, ifindex: int) -> bool:
-        """True. Errors: ProgrammingFailed."""
-        mine = _Removal(ifindex)
+    def remove(self, removals: Sequence[_Removal]) -> None:
+        """Each removal has its error afterwards. Errors: ProgrammingFailed."""
+        if not removals:
+            return
+        mine = _Turn(removals)
         with self._lock:
             self._waiting.append(mine)
             mine.is_leading, self._is_led = not self._is_led, True
@@ -142,14 +198,12 @@ class _Together:
             mine.is_decided.wait()
         if mine.is_leading:
             self._lead()
-        if mine.error is not None:
-            raise mine.error
-        return True
 
     def _lead(self) -> None:
         with self._lock:
-            batch, self._waiting = self._waiting, []
+            turns, self._waiting = self._waiting, []
             group = next(self._groups)
+        batch = [removal for turn in turns for removal in turn.removals]
         try:
             _remove(batch, group)
         except ProgrammingFailed as err:
@@ -157,8 +211,8 @@ class _Together:
                 removal.error = err
         finally:
             self._hand_on()
-            for removal in batch:
-                removal.is_decided.set()
+            for turn in turns:
+                turn.is_decided.set()
 
     def _hand_on(self) -> None:
         with self._lock:

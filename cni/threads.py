@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -21,14 +20,7 @@ async def in_thread(work: Callable[[], A]) -> A:
     """Run `work` in a thread. A cancelled caller waits for its end all the same: what was made must
     be undone, and a thread cannot be stopped half way."""
     running = asyncio.get_running_loop().run_in_executor(None, contextvars.copy_context().run, work)
-    _let_it_begin()
     return await to_the_end(running)
-
-
-def _let_it_begin() -> None:
-    """Hand the interpreter over once. Otherwise a new thread waits until this one waits for
-    something, a millisecond of computing away, and most of what it does needs no interpreter."""
-    time.sleep(0)
 
 
 async def to_the_end(work: Awaitable[A]) -> A:

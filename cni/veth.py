@@ -1,7 +1,7 @@
 """The wire between host and pod: a veth pair, the pod's addresses and its two routes.
 
 Layer: edge (raw netlink through libcalico.netlink; blocking, a millisecond or a few, so call it
-from a thread). Used by cni.agent and cni.standalone.
+from a thread). Used by cni.wirer and cni.wirer_process.
 Source: Calico cni-plugin/pkg/dataplane/linux; the batching is measured in reference/cni.md 3.
 
   W1  the pod's end is made directly in its namespace: it is never visible, or nameable, elsewhere;
@@ -10,7 +10,9 @@ Source: Calico cni-plugin/pkg/dataplane/linux; the batching is measured in refer
   W3  a veth of the same name on the host that has our MAC belongs to a dead endpoint (cni.hostnames
       keeps the names of the living) and is replaced; any other interface of that name, there or in
       the pod, is somebody else's: it stays, and is named in the error;
-  W4  failure half way removes the pair again.
+  W4  failure half way removes the pair again;
+  W5  nothing outside the pod's namespace depends on its addresses: a wire that was made with others
+      than the pod got in the end did no harm, and is made again.
 Its end is cni.teardown's.
 The host side's other sysctls (proxy_arp, forwarding, rp_filter) are felix's: they are policy of
 the node, kept right for as long as the endpoint lives.
@@ -22,10 +24,10 @@ import contextlib
 import errno
 import fcntl
 import os
+import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from cni import sandbox
 from cni.skel import CniError, Code
@@ -96,91 +98,43 @@ class MadeWire:
 
 def create(wire: PodWire) -> MadeWire:
     """Make pair, addresses and routes. Errors: CniError (8 for the namespace, else 100)."""
-    with Wiring(wire) as wiring:
-        return wiring.complete(wire.addresses)
+    with _in_netns(wire) as netns_fd, NetlinkSocket() as host:
+        return _make(host, wire, netns_fd)
 
 
-class Wiring:
-    """One wire in two steps: the first takes no address, so it can be done while IPAM is asked.
-
-    After it the pod's namespace need not be entered again: a socket bound to it is kept. Blocking;
-    not for two threads at once. `is_made`: there is a pair of ours, to be removed by the caller."""
-
-    def __init__(self, wire: PodWire, *, expects_ipv6: bool = False) -> None:
-        self._wire = wire
-        self._prepares_ipv6 = expects_ipv6 or wire.has_ipv6
-        self._inside: _Inside | None = None
-        self._mtu_bytes = wire.mtu_bytes
-        self.is_made = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self._inside is not None:
-            self._inside.socket.close()
-
-    def prepare(self) -> None:
-        """Make the pair, unless the host's name is taken (W3): that is replaced by `complete`, once
-        it is sure that this pod will have addresses. Errors: CniError."""
-        with _in_netns(self._wire) as netns_fd, NetlinkSocket() as host:
-            if find(host, self._wire.host_name) is None:
-                self._make_pair(host, netns_fd)
-
-    def complete(self, addresses: tuple[str, ...]) -> MadeWire:
-        """Everything else. Errors: CniError."""
-        wire = replace(self._wire, addresses=addresses)
-        with _in_netns(wire) as netns_fd, NetlinkSocket() as host:
-            inside = self._inside or self._make_pair(host, netns_fd)
-            with self._removed_on_failure(host):
-                if wire.has_ipv6 and not self._prepares_ipv6:
-                    run_in_namespace(netns_fd, lambda: _allow_ipv6(wire))
-                _bring_host_up(host, wire)
-                _configure_pod(inside, wire)
-        return MadeWire(inside.link.mac, self._mtu_bytes)
-
-    def _make_pair(self, host: NetlinkSocket, netns_fd: int) -> _Inside:
-        self._mtu_bytes = self._mtu_bytes or uplink_mtu(host)
-        _create_pair(host, self._wire, netns_fd, self._mtu_bytes)
-        self.is_made = True
-        with self._removed_on_failure(host):
-            self._inside = run_in_namespace(netns_fd, self._look_inside)
-        return self._inside
-
-    def _look_inside(self) -> _Inside:
-        """Runs in the pod's namespace."""
-        wire = self._wire
-        _sysctl("ipv4/ip_forward", _forwarding(wire))
-        if self._prepares_ipv6:
-            _allow_ipv6(wire)
-        pod = NetlinkSocket()
-        try:
-            return _Inside(pod, pod.query_one(get_link(wire.pod_name)))
-        except BaseException:
-            pod.close()
-            raise
-
-    @contextlib.contextmanager
-    def _removed_on_failure(self, host: NetlinkSocket) -> Iterator[None]:
-        """W4."""
-        try:
-            yield
-        except BaseException:
-            with contextlib.suppress(ProgrammingFailed):
-                host.execute(delete_link(self._wire.host_name))
-            self.is_made = False
-            raise
+def attempt(wire: PodWire) -> MadeWire | None:
+    """As `create`, unless the host's name is taken: then nothing is done, and None returned. For a
+    pod that is not yet sure to have these addresses (W5): it must not cost a predecessor its wire
+    (W3)."""
+    with _in_netns(wire) as netns_fd, NetlinkSocket() as host:
+        if find(host, wire.host_name) is not None:
+            return None
+        return _make(host, wire, netns_fd)
 
 
-@dataclass(frozen=True, slots=True)
-class _Inside:
-    """The pod's end, and a socket bound to its namespace."""
+def _make(host: NetlinkSocket, wire: PodWire, netns_fd: int) -> MadeWire:
+    mtu_bytes = wire.mtu_bytes or uplink_mtu(host)
+    _create_pair(host, wire, netns_fd, mtu_bytes)
+    try:
+        if wire.has_ipv6:
+            _bring_host_up(host, wire)
+        mac = run_in_namespace(netns_fd, lambda: _finish_inside(wire))
+    except BaseException:
+        with contextlib.suppress(ProgrammingFailed):
+            host.execute(delete_link(wire.host_name))  # W4
+        raise
+    return MadeWire(mac, mtu_bytes)
 
-    socket: NetlinkSocket
-    link: Link
+
+def _finish_inside(wire: PodWire) -> str:
+    """Runs in the pod's namespace. Returns the MAC of the pod's end."""
+    _sysctl("ipv4/ip_forward", _forwarding(wire))
+    if wire.has_ipv6:
+        _allow_ipv6(wire)
+    with NetlinkSocket() as pod:
+        ifindex, mac = _pod_end(pod, wire)
+        _configure_pod(pod, ifindex, wire)
+    return mac
 
 
 @contextlib.contextmanager
@@ -205,7 +159,8 @@ def check_netns(netns: str) -> None:
 def _opened(netns: str) -> int:
     """Errors: CniError 8."""
     try:
-        netns_fd = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
+        # Without waiting: it could be a pipe, which nobody may ever open for writing.
+        netns_fd = os.open(netns, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as err:
         raise CniError(
             Code.INVALID_NETNS, f"failed to open netns {netns!r}: {err.strerror}"
@@ -230,7 +185,7 @@ def _create_pair(host: NetlinkSocket, wire: PodWire, netns_fd: int, mtu_bytes: i
         netns_fd=netns_fd,
         num_queues=wire.num_queues,
     )
-    request = create_veth(near, far, near_is_up=False)
+    request = create_veth(near, far, near_is_up=not wire.has_ipv6)  # W2
     refused = _refused(host, request)
     if refused is not None and not _make_room(host, wire):
         # Nobody has the host's name, and the kernel may have taken it away just now: ask again.
@@ -287,9 +242,8 @@ def find(sock: NetlinkSocket, which: str | int) -> Link | None:
 
 
 def _bring_host_up(host: NetlinkSocket, wire: PodWire) -> None:
-    if wire.has_ipv6:
-        _sysctl(f"ipv6/conf/{wire.host_name}/disable_ipv6", "0")
-        _sysctl(f"ipv6/conf/{wire.host_name}/accept_dad", "0")
+    _sysctl(f"ipv6/conf/{wire.host_name}/disable_ipv6", "0")
+    _sysctl(f"ipv6/conf/{wire.host_name}/accept_dad", "0")
     host.execute(change_link(wire.host_name, LinkChange(is_up=True)))
 
 
@@ -305,15 +259,23 @@ def _allow_ipv6(wire: PodWire) -> None:
     _sysctl("ipv6/conf/all/forwarding", _forwarding(wire))
 
 
-def _configure_pod(inside: _Inside, wire: PodWire) -> None:
-    ifindex = inside.link.ifindex
+def _pod_end(pod: NetlinkSocket, wire: PodWire) -> tuple[int, str]:
+    """Number and MAC of the pod's end. A MAC that was asked for need not be read back."""
+    if wire.mac:
+        with contextlib.suppress(OSError):
+            return socket.if_nametoindex(wire.pod_name), wire.mac
+    link = pod.query_one(get_link(wire.pod_name))
+    return link.ifindex, link.mac
+
+
+def _configure_pod(pod: NetlinkSocket, ifindex: int, wire: PodWire) -> None:
     requests: list[NetlinkRequest] = [
         change_link(LOOPBACK, LinkChange(is_up=True)),
         change_link(ifindex, LinkChange(is_up=True)),
     ]
     requests += [set_address(ifindex, host_cidr(a)) for a in wire.addresses]
     routes = [add_route(route) for route in pod_routes(wire, ifindex)]
-    failures = inside.socket.transact([*requests, *routes])
+    failures = pod.transact([*requests, *routes])
     # A second network of the pod finds the gateway and default route of the first; then its own
     # default, whose gateway is on the other interface, is unreachable and not wanted.
     is_second = any(failure.errno == errno.EEXIST for failure in failures.values())

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cni.addresses import Addresses
-from cni.agent import Agent, WhileAway
+from cni.agent import Agent, OnNode, WhileAway
 from cni.endpoints import EndpointStore
 from cni.facts import ClusterFacts
 from cni.journal import Journal
@@ -17,6 +17,7 @@ from cni.offline_parts import GuardedProgrammer
 from cni.queue import DeleteQueue
 from cni.replay import Replayer
 from cni.sweep import Sweeper, SweepParts, SweepTerms
+from cni.wirer import ProcessWirer
 from felix.daemon_config import LocalSettings
 from felix.daemon_metrics import FelixMetrics
 from felix.endpoint_programmer import FelixProgrammer
@@ -87,6 +88,7 @@ def build_cni(
     guarded = GuardedProgrammer(programmer, journal)
     replayer = Replayer(queue, store, addresses, guarded, clock=clock)
     away = WhileAway(replayer, offline)
-    agent = Agent(programmer, store, addresses, away, lib_dir=paths.lib_dir(environ))
+    on_node = OnNode(paths.lib_dir(environ), ProcessWirer())
+    agent = Agent(programmer, store, addresses, away, on_node)
     sweeper = Sweeper(SweepParts(agent, store, programmer, queue, clock, sweep))
     return CniSide(agent, replayer, offline, sweeper)

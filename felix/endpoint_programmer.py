@@ -20,6 +20,7 @@ becomes the error.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -88,6 +89,7 @@ class FelixProgrammer:
         self, parts: ProgrammerParts, node: str, config: Callable[[], FelixConfig], *, clock: Clock
     ) -> None:
         self._parts, self._node, self._config, self._clock = parts, node, config, clock
+        self._is_publishing = False
 
     def settings(self) -> HostSettings:
         config = self._config()
@@ -109,12 +111,24 @@ class FelixProgrammer:
 
     def remember(self, key: ResourceKey, endpoint: WorkloadEndpoint) -> None:
         self._parts.graph.pin(key, endpoint)
+        self._publish_soon()
+
+    def _publish_soon(self) -> None:
+        """Once for all who ask in one turn of the event loop."""
+        if not self._is_publishing:
+            self._is_publishing = True
+            asyncio.get_running_loop().call_soon(self._publish)
+
+    def _publish(self) -> None:
+        self._is_publishing = False
+        self._parts.publish()
 
     async def program(self, key: ResourceKey, endpoint: WorkloadEndpoint) -> None:
         """Errors: Transient, ValidationError (felix would ignore it), ProgrammingFailed."""
         if not self.is_ready():
             raise Transient("felix is not in sync with the datastore yet")
-        self._parts.graph.pin(key, endpoint)
+        if self._parts.graph.pinned(key) is not endpoint:
+            self._parts.graph.pin(key, endpoint)
         self._parts.publish()
         refusal = self._parts.graph.refusal_of(key)
         if refusal is not None:
@@ -128,7 +142,7 @@ class FelixProgrammer:
 
     async def confirm(self, key: ResourceKey, revision: int) -> None:
         self._parts.graph.confirm(key, revision)
-        self._parts.publish()
+        self._publish_soon()
 
     async def retract(self, key: ResourceKey) -> None:
         """Before in-sync the kernel is not touched, and there is nothing to wait for."""

@@ -6,7 +6,7 @@ Layer: ipam, pure data. Used by cni, calicoctl, felix (tunnel addresses), the co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -53,7 +53,9 @@ class AutoAssign:
     pools by CIDR and then override assignmentMode and selectors (resolve names with
     `ipam.pools.resolve`). `namespace_labels` None means: no namespace context.
     `max_blocks_per_host` 0 means: as configured. `max_alloc` 0 means: a handle may hold any number
-    of addresses of a family.
+    of addresses of a family. `foresee` is told all the addresses as soon as the write that makes
+    them the holder's is on its way (again, when that write lost): likely ones, not certain ones. It
+    must be quick and not raise.
     """
 
     host: str
@@ -69,6 +71,7 @@ class AutoAssign:
     reserved_v4: HostReserved | None = None
     reserved_v6: HostReserved | None = None
     max_alloc: int = 0
+    foresee: Callable[[tuple[Interface, ...]], None] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -170,6 +170,10 @@ class CalcGraph:
         """Believe in a local endpoint ahead of the datastore (see overlay.py)."""
         self._deliver(key, self._overlay.pin(key, endpoint))
 
+    def pinned(self, key: ResourceKey) -> WorkloadEndpoint | None:
+        """What `pin` was last told of the key, while that stands."""
+        return self._overlay.pinned(key)
+
     def confirm(self, key: ResourceKey, revision: int) -> None:
         """The pinned endpoint was written at `revision`: trust the datastore from there on."""
         released = self._overlay.confirm(key, revision)

@@ -80,6 +80,10 @@ class EndpointOverlay:
         self._hold_by_key[key] = _Hold(endpoint, None)
         return Update(key, endpoint, self._revision(key))
 
+    def pinned(self, key: ResourceKey) -> WorkloadEndpoint | None:
+        hold = self._hold_by_key.get(key)
+        return None if hold is None else hold.endpoint
+
     def confirm(self, key: ResourceKey, revision: int) -> Update | None:
         """The pinned endpoint was written at `revision`. None: nothing becomes visible yet.
 

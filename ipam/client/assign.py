@@ -8,6 +8,9 @@ Source: datamodel §2.4, §2.5; Calico libcalico-go/lib/ipam/ipam.go.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from ipam import pools
 from ipam.batch import AssignOne, BlockMissing
 from ipam.blocks import Holder
@@ -34,9 +37,14 @@ class Assigner:
         facts = await self._parts.source.facts()
         got: list[Assignments | None] = []
         for version, count in ((4, request.num_v4), (6, request.num_v6)):
-            family = Family(self._parts, request, facts, version)
+            if not count:
+                got.append(None)
+                continue
+            is_last = version == 6 or not request.num_v6
+            foresee = _foresees_rest(request, got, is_last=is_last)
+            family = Family(self._parts, replace(request, foresee=foresee), facts, version)
             try:
-                got.append(await family.assign(count) if count else None)
+                got.append(await family.assign(count))
             except SuiteError:
                 for earlier in filter(None, got):
                     await give_back(self._parts, earlier.addresses, request.handle_id, facts)
@@ -75,6 +83,17 @@ class Assigner:
                 continue
             return parse_interface(f"{request.address}/{pool.block_size}")
         raise RetriesExhausted
+
+
+def _foresees_rest(
+    request: AutoAssign, got: list[Assignments | None], *, is_last: bool
+) -> Callable[[tuple[Interface, ...]], None] | None:
+    """`request.foresee` for one of its families: all addresses are known with the last one's."""
+    foresee = request.foresee
+    if foresee is None or not is_last:
+        return None
+    earlier = AutoAssigned(*got).addresses
+    return lambda addresses: foresee((*earlier, *addresses))
 
 
 def _pool_for(request: AssignIP, facts: Facts) -> pools.Pool:

@@ -16,10 +16,11 @@ Source: datamodel §2.3, §2.4; Calico libcalico-go/lib/ipam/{ipam.go,ipam_block
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from ipam import affinity, blocks, pools
 from ipam.affinity import HOST, Versioned
-from ipam.batch import Assigned, AssignMany, BlockMissing
+from ipam.batch import Assigned, AssignMany, BlockMissing, Value
 from ipam.blocks import BlockDraft, Holder, network_of_block
 from ipam.client.fanout import for_each
 from ipam.client.lane import Guard, Served, Terms
@@ -233,17 +234,22 @@ class Family:
             max_alloc=self._request.max_alloc,
         )
         terms = Terms(
-            cooldown_s=self._facts.config.ip_cooldown_seconds, guard=guard, remembered_ok=True
+            cooldown_s=self._facts.config.ip_cooldown_seconds,
+            guard=guard,
+            remembered_ok=True,
+            planned=partial(self._foresee, network_of_block(cidr)),
         )
         return await self._parts.lanes.of(cidr).submit(operation, terms)
 
+    def _foresee(self, network: Network, planned: Value) -> None:
+        """What a write will make ours is told, when with it the request has all it asks for."""
+        assert isinstance(planned, Assigned)
+        if self._request.foresee is not None and len(planned.ordinals) == self._missing:
+            self._request.foresee((*self._got, *_interfaces(network, planned)))
+
     def _take(self, cidr: str, served: Served) -> None:
         assert isinstance(served.value, Assigned)
-        network = network_of_block(cidr)
-        self._got += [
-            parse_interface(f"{network[ordinal]}/{network.prefixlen}")
-            for ordinal in served.value.ordinals
-        ]
+        self._got += _interfaces(network_of_block(cidr), served.value)
 
     # ---- a new block ---------------------------------------------------------------------------
 
@@ -405,3 +411,8 @@ class Family:
             raise
         except SuiteError as err:
             LOG.warning("borrowing from a block failed", cidr=block.cidr, error=err)
+
+
+def _interfaces(network: Network, assigned: Assigned) -> list[Interface]:
+    """Addresses with their block's prefix length."""
+    return [parse_interface(f"{network[n]}/{network.prefixlen}") for n in assigned.ordinals]

@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import OrderedDict
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
 from ipam import batch, blocks
@@ -70,11 +70,13 @@ class Guard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """How a request is to be served. `remembered_ok` waives L2 for a block found full."""
+    """How a request is to be served. `remembered_ok` waives L2 for a block found full. `planned` is
+    told the result just before each attempt to write it: it stands only if that succeeds."""
 
     cooldown_s: float = 0.0
     guard: Guard | None = None
     remembered_ok: bool = False
+    planned: Callable[[Value], None] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +319,7 @@ class _Round:
         for handle_id, handle in together:
             known = handles.get(handle_id, Versioned())
             changes.append(Change(HandleKey(handle_id), known.mod_revision, handle))
+        _tell_planned(tickets, plan)
         try:
             committed = await self._context.records.commit(changes)
         except (DatastoreUnavailable, asyncio.CancelledError):
@@ -425,6 +428,13 @@ class Lanes:
 def _is_cooling(block: Block) -> bool:
     """Whether an address may come free just because time passes."""
     return any(attribute.released_at is not None for attribute in block.attributes or ())
+
+
+def _tell_planned(tickets: Sequence[_Ticket], plan: Plan) -> None:
+    for ticket, result in zip(tickets, plan.results, strict=True):
+        told = ticket.terms.planned
+        if told is not None and isinstance(result, Done) and result.wrote:
+            told(result.value)
 
 
 def _guards(tickets: Sequence[_Ticket], plan: Plan) -> set[Guard]:

@@ -10,14 +10,16 @@ import itertools
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 
-from cni import install, wirecheck
+from cni import install, veth, wirecheck
+from cni.addresses import Addresses
 from cni.veth import HOST_MAC
 from ipam.garbage import Terms
-from libcalico.errors import AlreadyExists
+from libcalico.errors import AlreadyExists, PoolExhausted
 from libcalico.model import WorkloadEndpoint
 from libcalico.model.codec import encode
 from libcalico.model.endpoints import WorkloadEndpointSpec
@@ -226,6 +228,60 @@ async def test_an_undo_that_fails_does_not_keep_the_others_from_being_done(node,
         assert agent.leftovers() == []
 
 
+@pytest.mark.parametrize("told", [("10.65.0.99", "fd65::99"), ("10.65.0.99",)])
+async def test_a_wire_begun_with_addresses_the_pod_did_not_get_is_made_again(
+    node, pod, tmp_path, monkeypatch, told
+):
+    """As when another writer took the foreseen address first."""
+    assign = Addresses.assign
+
+    async def misled(self, request, conf, workload, foresee=None):
+        foresee(told)
+        await until(lambda: told[0] in pod.run("ip", "addr", "show"))
+        return await assign(self, request, conf, workload, foresee)
+
+    monkeypatch.setattr(Addresses, "assign", misled)
+    async with agent_node(node, tmp_path) as agent:
+        code, result = await add(agent, pod)
+        assert code == 0, result
+        shown = pod.run("ip", "addr", "show", "eth0")
+        assert told[0] not in shown
+        assert all(ip["address"] in shown for ip in result["ips"])
+        assert (await agent.call("DEL", CNI_NETNS=pod.path, CNI_ARGS=POD_ARGS))[0] == 0
+        assert agent.leftovers() == []
+
+
+async def test_a_wire_begun_for_a_pod_that_gets_no_address_is_gone(
+    node, pod, tmp_path, monkeypatch
+):
+    async def refused(self, request, conf, workload, foresee=None):
+        foresee(("10.65.0.99",))
+        await until(lambda: "10.65.0.99" in pod.run("ip", "addr", "show"))
+        raise PoolExhausted((), "no address after all")
+
+    monkeypatch.setattr(Addresses, "assign", refused)
+    async with agent_node(node, tmp_path) as agent:
+        code, error = await add(agent, pod)
+        assert (code, error["code"]) == (1, 100)
+        assert agent.leftovers() == []
+        assert "eth0" not in pod.run("ip", "link")
+
+
+async def test_the_wire_is_begun_before_the_address_is_certain(node, pod, tmp_path):
+    """With an own block that is known: the write is held, and the wire is there."""
+    async with agent_node(node, tmp_path) as agent:
+        assert (await add(agent, pod))[0] == 0
+        assert (await agent.call("DEL", CNI_NETNS=pod.path, CNI_ARGS=POD_ARGS))[0] == 0
+        agent.datastore.slow_next(30, operations=["txn"], prefix="/calico/ipam/")
+        v4_only = {**CONF, "ipam": {"type": "calico-ipam"}}
+        process = await agent.start("ADD", CNI_NETNS=pod.path, CNI_ARGS=POD_ARGS, conf=v4_only)
+        await until(lambda: "169.254.1.1" in pod.run("ip", "route"))
+        assert agent.programmer.programmed == {}, "nothing outside the pod knows of it"
+        process.kill()
+        await process.wait()
+        await until(lambda: agent.leftovers() == [])
+
+
 async def test_an_add_that_loses_a_race_leaves_the_winners_endpoint_alone(node, pod, tmp_path):
     path = f"{ENDPOINTS}prod/{POD_KEY.name}"
     winner = WorkloadEndpoint(
@@ -341,22 +397,29 @@ async def test_a_del_waits_until_a_killed_add_is_rolled_back(node, pod, tmp_path
         assert agent.leftovers() == []
 
 
-async def test_a_wire_on_its_way_is_waited_for_before_it_is_undone(node, pod, tmp_path):
-    # Opening a pipe that nobody writes to holds the thread that makes the wire.
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
+async def test_a_wire_on_its_way_is_waited_for_before_it_is_undone(
+    node, pod, tmp_path, monkeypatch
+):
+    begun, may_go_on, attempt = threading.Event(), threading.Event(), veth.attempt
+
+    def held(wire):
+        begun.set()
+        may_go_on.wait(20)
+        return attempt(wire)
+
+    monkeypatch.setattr(veth, "attempt", held)
     async with agent_node(node, tmp_path) as agent:
         programmer = agent.programmer
-        process = await agent.start("ADD", CNI_NETNS=str(pipe), CNI_ARGS=POD_ARGS)
-        await until(lambda: any("/handle/" in key for key in agent.datastore.contents()))
+        process = await agent.start("ADD", CNI_NETNS=pod.path, CNI_ARGS=POD_ARGS)
+        await until(begun.is_set)
         process.kill()
         await process.wait()
         deleting = asyncio.ensure_future(agent.call("DEL", CNI_NETNS=pod.path, CNI_ARGS=POD_ARGS))
         await until(lambda: agent.agent.dump()["waiting"] or programmer.log.count("settings") > 1)
-        programmer.log.append("the pipe is opened")
-        os.close(os.open(pipe, os.O_WRONLY))
+        programmer.log.append("the kernel goes on")
+        may_go_on.set()
         assert (await deleting)[0] == 0
-        assert programmer.log[:2] == ["settings", "the pipe is opened"]
+        assert programmer.log[:2] == ["settings", "the kernel goes on"]
         assert agent.leftovers() == []
 
 

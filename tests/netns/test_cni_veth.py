@@ -36,54 +36,47 @@ def pod(netns: NamespaceSet) -> Namespace:
     return netns.make("pod")
 
 
-def bare(wire: veth.PodWire) -> veth.PodWire:
-    return dataclasses.replace(wire, addresses=())
-
-
-@pytest.mark.parametrize("expects_ipv6", [True, False])
-def test_a_prepared_pair_has_no_address_and_is_down_until_it_is_completed(node, pod, expects_ipv6):
-    wire = wire_to(pod)
-    with veth.Wiring(bare(wire), expects_ipv6=expects_ipv6) as wiring:
-        node.call(wiring.prepare)
-        assert wiring.is_made
-        assert not node.link("cali0").is_up
-        assert "inet" not in pod.run("ip", "addr", "show", "eth0")
-        made = node.call(lambda: wiring.complete(wire.addresses))
-    assert (made.mac, made.mtu_bytes) == (WIRE.mac, 1400)
+@pytest.mark.parametrize("families", [("10.65.0.2", "fd65::2"), ("10.65.0.2",), ("fd65::2",)])
+def test_an_attempt_makes_the_whole_wire(node, pod, families):
+    wire = dataclasses.replace(wire_to(pod), addresses=families)
+    made = node.call(lambda: veth.attempt(wire))
+    assert made == veth.MadeWire(WIRE.mac, 1400)
     assert problems(node, wire) == ()
-    assert "tentative" not in pod.run("ip", "addr", "show", "eth0")
+    if wire.has_ipv6:
+        assert "tentative" not in pod.run("ip", "addr", "show", "eth0")
 
 
-def test_preparing_leaves_a_taken_host_name_to_the_second_step_which_replaces_it(node, pod, netns):
+def test_without_a_wanted_mac_the_kernels_choice_is_told(node, pod):
+    made = node.call(lambda: veth.attempt(dataclasses.replace(wire_to(pod), mac="")))
+    assert made is not None
+    assert made.mac in pod.run("ip", "link", "show", "eth0")
+
+
+def test_an_attempt_leaves_a_taken_host_name_which_creating_replaces(node, pod, netns):
     """A refused ADD must not cost the predecessor its wire."""
     before = netns.make("before")
     node.call(lambda: veth.create(wire_to(before)))
-    with veth.Wiring(bare(wire_to(pod))) as wiring:
-        node.call(wiring.prepare)
-        assert not wiring.is_made
-        assert problems(node, wire_to(before)) == ()
-        node.call(lambda: wiring.complete(WIRE.addresses))
-        assert wiring.is_made
+    assert node.call(lambda: veth.attempt(wire_to(pod))) is None
+    assert problems(node, wire_to(before)) == ()
+    assert links(pod) == set()
+    node.call(lambda: veth.create(wire_to(pod)))
     assert problems(node, wire_to(pod)) == ()
     assert links(before) == set()
 
 
-def test_preparing_where_the_pods_name_is_taken_leaves_nothing_on_the_host(node, pod):
+def test_an_attempt_where_the_pods_name_is_taken_leaves_nothing_on_the_host(node, pod):
     pod.socket.execute(create_veth(VethEnd("eth0"), VethEnd("eth0-peer")))
-    with veth.Wiring(bare(wire_to(pod))) as wiring, pytest.raises(CniError) as refused:
-        node.call(wiring.prepare)
+    with pytest.raises(CniError) as refused:
+        node.call(lambda: veth.attempt(wire_to(pod)))
     assert refused.value.code == Code.NETWORKING_FAILED
-    assert not wiring.is_made
     assert links(node) == set()
     assert links(pod) == {"eth0", "eth0-peer"}
 
 
-def test_a_completion_that_is_refused_removes_the_pair(node, pod):
-    with veth.Wiring(bare(wire_to(pod))) as wiring:
-        node.call(wiring.prepare)
-        with pytest.raises(CniError):
-            node.call(lambda: wiring.complete(("10.65.0.2", "ff02::1")))
-        assert not wiring.is_made
+def test_a_wire_that_is_refused_half_way_is_removed(node, pod):
+    wire = dataclasses.replace(wire_to(pod), addresses=("10.65.0.2", "ff02::1"))
+    with pytest.raises(CniError):
+        node.call(lambda: veth.attempt(wire))
     assert links(node) == set()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,10 +18,11 @@ from typing import Any
 
 from cni import install
 from cni.addresses import Addresses
-from cni.agent import Agent
+from cni.agent import Agent, OnNode
 from cni.endpoints import EndpointStore
 from cni.facts import ClusterFacts
 from cni.ports import HostSettings
+from cni.wirer import ThreadWirer, Wirer
 from ipam.client import IpamClient
 from libcalico.errors import ProgrammingFailed
 from libcalico.model import IPPool, Node, WorkloadEndpoint
@@ -153,9 +154,14 @@ class AgentNode:
     """One node: run plugins with `call`, look at `datastore` and `programmer`."""
 
     def __init__(
-        self, node: Namespace, folder: Path, facts: ClusterFacts | None, site: Site
+        self,
+        node: Namespace,
+        folder: Path,
+        facts: ClusterFacts | None,
+        site: Site,
+        wirer: Wirer,
     ) -> None:
-        self.node = node
+        self.node, self.wirer = node, wirer
         self.facts = facts
         self.socket_path = folder / "cni.sock"
         self.bin_dir = folder / "bin"
@@ -167,7 +173,7 @@ class AgentNode:
             self.programmer,
             EndpointStore(self.datastore, facts),
             Addresses(self.ipam),
-            lib_dir=self.lib_dir,
+            on_node=OnNode(self.lib_dir, wirer),
         )
         install.install(
             self.bin_dir,
@@ -243,7 +249,12 @@ class _Fed:
 
 @asynccontextmanager
 async def agent_node(
-    node: Namespace, folder: Path, *, with_facts: bool = True, site: Site | None = None
+    node: Namespace,
+    folder: Path,
+    *,
+    with_facts: bool = True,
+    site: Site | None = None,
+    wirer: Callable[[], Wirer] = ThreadWirer,
 ) -> AsyncIterator[AgentNode]:
     """Serve the agent until the block ends; with facts from a syncer, as felix does, or without."""
     site = site or Site()
@@ -253,7 +264,7 @@ async def agent_node(
     serving = syncing = None
     try:
         facts = ClusterFacts(site.name) if with_facts else None
-        made = AgentNode(node, folder, facts, site)
+        made = AgentNode(node, folder, facts, site, wirer())
         if facts is not None:
             fed = _Fed(facts)
             syncing = asyncio.ensure_future(WatchSyncer(made.datastore, SYNCED, fed).run())

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from cni import sandbox
 from cni.addresses import Addresses
-from cni.agent import Agent, WhileAway
+from cni.agent import Agent, OnNode, WhileAway
 from cni.endpoints import NETWORK_ANNOTATION, SANDBOX_ANNOTATION, EndpointStore
+from cni.facts import NamesOf
 from cni.identity import Workload
 from cni.queue import DeleteQueue
 from cni.replay import Replayer
@@ -62,7 +63,7 @@ class World:
             self.queue, self.store, addresses, self.programmer, clock=self.clock
         )
         away = WhileAway(self.replayer)
-        self.agent = Agent(self.programmer, self.store, addresses, away, lib_dir=folder / "lib")
+        self.agent = Agent(self.programmer, self.store, addresses, away, OnNode(folder / "lib"))
         self.terms = SweepTerms(300.0, GRACE_S)
         self.looks = 0
         self.sweeper = Sweeper(
@@ -190,7 +191,7 @@ async def test_an_interface_name_in_use_by_an_add_is_left_to_it(world: World):
         ids=ids, key=KEY, name_prefix="node--1-k8s-web-", interface="caliweb0",
         interface_prefix="cali", handle_id="net.c2", container_id="c2", ifname="eth0",
     )  # fmt: skip
-    with world.agent._names.claimed(coming, []):
+    with world.agent._names.claimed(coming, NamesOf()):
         assert await world.sweeper.sweep() == 0
     assert await world.sweeper.sweep() == 1
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from felix.calc.graph import CalcGraph
@@ -219,7 +220,33 @@ async def test_confirm_reaches_the_graph(world):
     await world.programmer.confirm(KEY, 7)
     held = world.graph.dump()["held"]
     assert [entry["revision"] for entry in held.values()] == [7]
+    await asyncio.sleep(0)
     assert world.published == 2
+
+
+async def test_what_is_remembered_in_one_turn_of_the_loop_is_published_together(world):
+    other, _ = calc.wep("n2", "10.0.0.2/32")
+    world.programmer.remember(KEY, ENDPOINT)
+    world.programmer.remember(other, ENDPOINT)
+    assert world.published == 0
+    await asyncio.sleep(0)
+    assert world.published == 1
+    assert len(world.graph.dump()["held"]) == 2, "pinned, and nobody waits for the kernel"
+    assert world.dataplane.flushes == 0
+
+
+async def test_what_is_remembered_is_not_pinned_again(world, monkeypatch):
+    pinned = []
+    pin = CalcGraph.pin
+    monkeypatch.setattr(
+        CalcGraph, "pin", lambda self, key, value: (pinned.append(key), pin(self, key, value))
+    )
+    world.programmer.remember(KEY, ENDPOINT)
+    await world.run(world.programmer.program(KEY, ENDPOINT))
+    assert pinned == [KEY]
+    # Another value of the same key is another endpoint.
+    await world.run(world.programmer.program(KEY, msgspec.structs.replace(ENDPOINT)))
+    assert pinned == [KEY, KEY]
 
 
 def test_settings_come_from_the_configuration(world):
