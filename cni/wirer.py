@@ -260,7 +260,8 @@ def _see_it_end(process: subprocess.Popen[bytes]) -> None:
 
 def _spawn(handle: int) -> subprocess.Popen[bytes]:
     """Runs in a thread, whose blocked signals the process has from its first moment (L2)."""
-    command = [sys.executable, "-m", "cni.wirer_process", str(handle)]
+    # -P: nothing is imported from wherever felix happens to have been started.
+    command = [sys.executable, "-P", "-m", "cni.wirer_process", str(handle)]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_FOR_IT)
     try:
         return subprocess.Popen(
