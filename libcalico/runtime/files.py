@@ -45,12 +45,16 @@ def replace_file(path: Path, data: bytes, mode: int, *, is_durable: bool = True)
 
 def _open_scratch(path: Path) -> tuple[int, str]:
     """A new file beside the place (W4), readable by nobody else; the folder is made if need be."""
+    is_made = False
     while True:
         scratch = f"{path.parent}/.{path.name}.{os.getpid()}-{next(_numbers)}.tmp"
         try:
             return os.open(scratch, _NEW_FILE, 0o600), scratch
         except FileNotFoundError:
+            if is_made:
+                raise  # a folder that takes no files, like /proc
             path.parent.mkdir(parents=True, exist_ok=True)
+            is_made = True
         except FileExistsError:
             continue  # of a process that died and had our number
 

@@ -282,6 +282,24 @@ async def test_the_wire_is_begun_before_the_address_is_certain(node, pod, tmp_pa
         await until(lambda: agent.leftovers() == [])
 
 
+async def test_policy_is_on_its_way_while_the_wire_is_made(node, pod, tmp_path, monkeypatch):
+    begun, may_go_on, attempt = threading.Event(), threading.Event(), veth.attempt
+
+    def held(wire):
+        begun.set()
+        may_go_on.wait(20)
+        return attempt(wire)
+
+    monkeypatch.setattr(veth, "attempt", held)
+    async with agent_node(node, tmp_path) as agent:
+        adding = asyncio.ensure_future(add(agent, pod))
+        await until(begun.is_set)
+        await until(lambda: POD_KEY in agent.programmer.programmed)
+        assert not agent.programmer.entered.is_set(), "nobody waits for the kernel yet"
+        may_go_on.set()
+        assert (await adding)[0] == 0
+
+
 async def test_an_add_that_loses_a_race_leaves_the_winners_endpoint_alone(node, pod, tmp_path):
     path = f"{ENDPOINTS}prod/{POD_KEY.name}"
     winner = WorkloadEndpoint(

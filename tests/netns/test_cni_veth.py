@@ -143,3 +143,28 @@ def test_what_is_no_wire_of_ours_stays_and_counts_as_gone(node, pod, netns, kind
     assert "cali0" in links(node)
     if kind != "nothing":
         assert name in links(where)
+
+
+def test_of_removals_together_each_has_its_own_outcome(node, netns, monkeypatch):
+    pods = [netns.make(f"pod{i}") for i in range(3)]
+    for number, pod in enumerate(pods):
+        node.call(lambda n=number, pod=pod: veth.create(numbered(n, pod)))
+    remove = teardown._remove
+
+    def refusing(batch, group):
+        remove(batch[1:], group)
+        batch[0].error = ProgrammingFailed("delete link", "cali0", 16, "busy")
+
+    monkeypatch.setattr(teardown, "_remove", refusing)
+    ends = [teardown.End("eth0", pod.path) for pod in pods]
+    ends.insert(1, teardown.End("eth7", pods[0].path))
+    refused, absent, second, third = node.call(lambda: teardown.delete_all(ends))
+    assert isinstance(refused, CniError)
+    assert (absent, second, third) == (False, True, True)
+    monkeypatch.undo()
+    outcomes = node.call(lambda: teardown.delete_all([teardown.End("cali0")]))
+    assert outcomes == [True]
+
+
+def numbered(number: int, pod: Namespace) -> veth.PodWire:
+    return veth.PodWire(f"cali{number}", "eth0", pod.path, (f"10.65.0.{number + 2}",), 1400)

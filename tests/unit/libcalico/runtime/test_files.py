@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
@@ -82,3 +83,17 @@ def test_a_durable_file_and_its_name_are_on_the_disk(
     # The text before it has its name, then the folder that holds the name.
     assert synced == ([(False, False), (True, True)] if is_durable else [])
     assert path.read_bytes() == b"one"
+
+
+def test_a_folder_that_takes_no_files_is_an_error():
+    with pytest.raises(FileNotFoundError):
+        replace_file(Path("/proc/brn-no-such-file"), b"x", 0o644)
+
+
+def test_a_scratch_file_that_a_dead_process_left_is_passed_over(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(files, "_numbers", itertools.count(1))
+    left = tmp_path / f".file.{os.getpid()}-1.tmp"
+    left.write_text("")
+    assert replace_file(tmp_path / "file", b"x", 0o644)
+    assert (tmp_path / "file").read_bytes() == b"x"
+    assert left.exists()
