@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ThreadPoolExecutor(_REMOVERS, "removal") as threads,
     ):
         link.setblocking(True)
-        while data := link.recv(MESSAGE_BYTES):
+        while data := _received(link):
             orders = decode_orders(data)
             removals = [order for order in orders if order.verb not in _MAKES]
             if removals:
@@ -52,6 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for start in range(0, len(makes), _REPORTED_TOGETHER):
                 _report(link, [_made(one) for one in makes[start : start + _REPORTED_TOGETHER]])
     return 0
+
+
+def _received(link: socket.socket) -> bytes:
+    """Empty at the end, also when felix died with reports of ours unread."""
+    try:
+        return link.recv(MESSAGE_BYTES)
+    except ConnectionResetError:
+        return b""
 
 
 def _made(order: Order) -> Report:

@@ -121,7 +121,7 @@ def dry_run(
     Nothing is written. Without --traffic the ports that the changed rules name are asked about,
     one that they do not name, and a ping."""
     if not source.filename and not staged:
-        raise UsageProblem('required flag(s) "filename" not set')
+        raise UsageProblem("nothing to try: give --filename, --staged or both")
     given = from_files(source) if source.filename else []
     kinds = (*_KINDS, *_STAGED) if staged else _KINDS
     before = run(ctx, source.config, lambda session: _objects(session, kinds))

@@ -30,7 +30,8 @@ LOG = log.get(__name__)
 FIRST_WAIT_S, LONGEST_WAIT_S, STABLE_AFTER_S = 0.5, 30.0, 60.0
 # A restart at the daemon's own wish is immediate when it has run at least this long.
 MOMENT_S = 2.0
-GRACE_S = 10.0
+# More than a daemon gives its own tasks (libcalico.runtime.supervise): it says which did not end.
+GRACE_S = 15.0
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 

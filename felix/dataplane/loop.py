@@ -123,6 +123,7 @@ class Dataplane:
         self._vital_failing_since: float | None = None
         self._started_at = clock.monotonic()
         self._oldest_intent_at: float | None = None
+        self._has_ended = False
 
     @property
     def is_in_sync(self) -> bool:
@@ -166,7 +167,10 @@ class Dataplane:
     async def flush(self) -> CycleReport:
         """Wait for a whole cycle that begins after this call. Only after InSync (D1).
 
-        Errors: DataplaneStuck when the loop ends meanwhile."""
+        Errors: DataplaneStuck when the loop ends meanwhile, or has ended: when everything ends,
+        what is rolled back must not wait for what has gone already."""
+        if self._has_ended:
+            raise DataplaneStuck("the dataplane loop has ended")
         waiter: asyncio.Future[CycleReport] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         self._is_awaited.set()
@@ -184,6 +188,7 @@ class Dataplane:
 
     async def run(self) -> None:
         """The apply task. Errors: DataplaneStuck (D5)."""
+        self._has_ended = False
         try:
             while True:
                 await self._wait_for_work()
@@ -194,6 +199,7 @@ class Dataplane:
                 else:
                     self._wake.clear()
         finally:
+            self._has_ended = True
             for waiter in self._waiters:
                 if not waiter.done():
                     waiter.set_exception(DataplaneStuck("the dataplane loop has ended"))

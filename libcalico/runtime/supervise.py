@@ -44,6 +44,9 @@ from libcalico.runtime.notify import Notifier
 
 LOG = log.get(__name__)
 GRACE_S = 10.0
+# A signal to a whole group of processes comes twice: from whoever sent it, and from our supervisor,
+# who passes it on. That is one request, not somebody who loses patience.
+_SAME_REQUEST_S = 1.0
 _RESTART_FIRST_S = 0.5
 _RESTART_LIMIT_S = 30.0
 # A task that ran this long before it failed starts over with a short wait.
@@ -81,6 +84,7 @@ class Process:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
         self._stopping = asyncio.Event()
+        self._stop_asked_at = 0.0
         self._failure: BaseException | None = None
         self._restarts: dict[str, int] = {}
         self.dumps.register("tasks", self._dump_tasks)
@@ -140,11 +144,14 @@ class Process:
             loop.remove_signal_handler(number)
 
     def _on_stop_signal(self, name: str) -> None:
-        if self._stopping.is_set():
+        now = self.clock.monotonic()
+        if not self._stopping.is_set():
+            self._stop_asked_at = now
+            LOG.info("stopping", reason=name)
+            self.stop()
+        elif now - self._stop_asked_at >= _SAME_REQUEST_S:
             LOG.warning("stopped again, ending at once", reason=name)
             _leave(1)
-        LOG.info("stopping", reason=name)
-        self.stop()
 
     def _on_reload_signal(self) -> None:
         LOG.info("reloading", reason="SIGHUP")

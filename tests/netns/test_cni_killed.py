@@ -194,3 +194,29 @@ def the_node_goes_as_well(node: CniNode) -> None:
     gone = eventually(lambda: node.keys("/ipam/v2/") == [], timeout_s=WAIT_S, interval_s=0.2)
     assert gone, node.keys("/ipam/v2/")
     assert node.violations() == []
+
+
+def test_a_felix_that_is_told_to_stop_while_pods_start_rolls_back_and_ends(cni_node, netns):
+    """Whatever it was doing for them; nothing waits for a part of felix that has ended before."""
+    node = cni_node
+    node.start_felix(**QUIET)
+    node.wait_ready()
+    for round_ in range(3):
+        pods = [netns.make(f"stop{round_}x{i}") for i in range(20)]
+        calls = [
+            node.start_call("ADD", f"s{round_}x{i}", pod.path, pod=f"s{round_}x{i}")
+            for i, pod in enumerate(pods)
+        ]
+        assert eventually(lambda: node.handles() != set())
+        node.stop_felix()
+        codes = [call.wait(timeout=30) for call in calls]
+        assert "tasks did not end in time" not in node.log()
+        made = node.endpoints()
+        assert len(made) >= codes.count(0)
+        node.start_felix(**QUIET)
+        node.wait_ready()
+        for i, pod in enumerate(pods):
+            name = f"s{round_}x{i}"
+            assert node.call("DEL", name, pod.path, pod=name)[0] == 0
+        assert eventually(lambda: node.leftovers() == []), node.leftovers()
+    node.stop_felix()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
+import socket
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from cni import veth, wirecheck
+from cni import veth, wirecheck, wirer_process
 from cni.skel import CniError, Code
 from cni.wirer import ProcessWirer, WirerEnded
+from cni.wirer_wire import Order, Verb, encode_orders
 from libcalico.netlink.namespace import _set_namespace
 from tests.support.cni import CONF, agent_node
 from tests.support.netns import Namespace, NamespaceSet
@@ -168,3 +171,14 @@ async def test_an_agent_whose_wirer_is_killed_leaves_nothing_after_the_next_del(
         assert (await agent.call("ADD", **environ))[0] == 0
         assert (await agent.call("DEL", **environ))[0] == 0
         assert agent.leftovers() == []
+
+
+def test_a_felix_that_died_with_reports_unread_is_an_end_like_any_other():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(wirer_process.main, [str(theirs.detach())])
+        nobody = Order.of(1, Verb.DELETE_ON_HOST, None, name="cali-nobody")
+        ours.send(encode_orders([nobody]))
+        assert select.select([ours], [], [], 10)[0]
+        ours.close()
+        assert running.result(10) == 0

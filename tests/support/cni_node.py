@@ -158,6 +158,12 @@ class CniNode:
         self._felix.send_signal(signal.SIGKILL)
         self._felix.wait(timeout=20)
 
+    def stop_felix(self) -> None:
+        """As a service manager does; it must end by itself."""
+        assert self._felix is not None
+        self._felix.send_signal(signal.SIGTERM)
+        self._felix.wait(timeout=30)
+
     def wait_felix_dead(self) -> None:
         assert self._felix is not None
         self._felix.wait(timeout=30)

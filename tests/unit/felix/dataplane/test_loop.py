@@ -339,6 +339,20 @@ async def test_a_waiter_hears_of_the_end_of_the_loop():
         await waiter
 
 
+async def test_after_the_end_of_the_loop_nobody_waits_for_a_cycle():
+    """As a pod whose ADD is rolled back while felix ends."""
+    world = World()
+    async with world.running():
+        world.take()
+    with pytest.raises(DataplaneStuck):
+        await asyncio.wait_for(world.dataplane.flush(), 5)
+    async with world.running():
+        world.take()
+        waiter = asyncio.create_task(world.dataplane.flush())
+        await world.clock.advance(0)
+        assert (await waiter).is_filtering, "a loop that was started again serves again"
+
+
 async def test_a_filter_that_recovers_in_time_is_forgiven():
     world = World()
     world.filter.answers = [FAILED]
