@@ -433,7 +433,7 @@ def test_policy_dry_run_names_the_pairs_that_change_and_writes_nothing(ctl, etcd
 def test_policy_dry_run_refuses_what_could_not_be_applied(ctl):
     ctl("apply", "-f", ctl.file(CLUSTER))
     ctl("policy", "dry-run", code=1)
-    assert ctl.err == 'required flag(s) "filename" not set\n'
+    assert ctl.err == "nothing to try: give --filename, --staged or both\n"
     bad = CLUSTER.split("---")[1].replace("app == 'db'", "app ==")
     ctl("policy", "dry-run", "-f", ctl.file(bad), code=1)
     assert "Selector" in ctl.err
