@@ -58,7 +58,7 @@ from libcalico.model.keys import ResourceKey
 from libcalico.net import Address, parse_cidr_or_ip
 from libcalico.runtime import log
 from libcalico.runtime.backoff import Backoff, Throttle
-from libcalico.runtime.clock import SYSTEM, Clock
+from libcalico.runtime.clock import SYSTEM, Clock, wait_for_event
 
 LOG = log.get(__name__)
 _FIRST_S, _LIMIT_S = 0.5, 10.0
@@ -351,14 +351,7 @@ class OfflinePods:
             LOG.warning(event, error=err)
 
     async def _wait(self) -> None:
-        sleeping = asyncio.ensure_future(self._clock.sleep(_LOOK_AGAIN_S))
-        waking = asyncio.ensure_future(self._changed.wait())
-        try:
-            await asyncio.wait({sleeping, waking}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (sleeping, waking):
-                task.cancel()
-            await asyncio.gather(sleeping, waking, return_exceptions=True)
+        await wait_for_event(self._changed, _LOOK_AGAIN_S, self._clock)
 
     def dump(self) -> dict[str, object]:
         return {"pods": self.journal.count(), "reserve": self.reserve.count()}

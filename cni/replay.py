@@ -27,7 +27,7 @@ from cni.skel import CniError, Code
 from libcalico.errors import SuiteError
 from libcalico.runtime import log
 from libcalico.runtime.backoff import Backoff, Throttle
-from libcalico.runtime.clock import SYSTEM, Clock
+from libcalico.runtime.clock import SYSTEM, Clock, wait_for_event
 
 LOG = log.get(__name__)
 _FIRST_S, _LIMIT_S = 0.5, 10.0
@@ -130,14 +130,7 @@ class Replayer:
             await self._programmer.retract(stored.key)
 
     async def _wait_for_entries(self) -> None:
-        sleeping = asyncio.ensure_future(self._clock.sleep(_LOOK_AGAIN_S))
-        waking = asyncio.ensure_future(self.queue.changed.wait())
-        try:
-            await asyncio.wait({sleeping, waking}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (sleeping, waking):
-                task.cancel()
-            await asyncio.gather(sleeping, waking, return_exceptions=True)
+        await wait_for_event(self.queue.changed, _LOOK_AGAIN_S, self._clock)
 
     def dump(self) -> dict[str, object]:
         return {"queued": self.queue.count(), "replayed": self.replayed}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from felix.calc.graph import CalcGraph
 from felix.intent import Intent
 from libcalico.runtime import log
-from libcalico.runtime.clock import Clock
+from libcalico.runtime.clock import Clock, wait_for_event
 from libcalico.syncer.api import SyncSink, SyncStatus, Update
 
 LOG = log.get(__name__)
@@ -71,14 +71,7 @@ class GraphFeed:
     async def run(self) -> None:
         while True:
             self._is_alive()
-            sleeping = asyncio.ensure_future(self._clock.sleep(_IDLE_S))
-            waking = asyncio.ensure_future(self._wake.wait())
-            try:
-                await asyncio.wait({sleeping, waking}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in (sleeping, waking):
-                    task.cancel()
-                await asyncio.gather(sleeping, waking, return_exceptions=True)
+            await wait_for_event(self._wake, _IDLE_S, self._clock)
             self._wake.clear()
             self.publish()
             self._warn_of_problems()

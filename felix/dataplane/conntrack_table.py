@@ -28,7 +28,7 @@ from felix.dataplane.ports import ConntrackPort
 from libcalico.errors import SuiteError
 from libcalico.runtime import log
 from libcalico.runtime.backoff import Backoff
-from libcalico.runtime.clock import Clock
+from libcalico.runtime.clock import Clock, wait_for_event
 
 LOG = log.get(__name__)
 _RETRY_FIRST_S, _RETRY_LIMIT_S = 0.1, 10.0
@@ -97,23 +97,12 @@ class ConntrackTable:
             left_s = deadline - self._clock.monotonic()
             if left_s <= 0:
                 return self._refusal or "the kernel has not finished"
-            await self._round_over(left_s)
+            await wait_for_event(self._round, left_s, self._clock)
         return ""
 
     def _is_left(self, addresses: Collection[str]) -> bool:
         places = (self._pending, self._due, self._running)
         return any(address in place for place in places if place for address in addresses)
-
-    async def _round_over(self, wait_s: float) -> None:
-        """Until the round is over, `wait_s` at most."""
-        sleeping = asyncio.ensure_future(self._clock.sleep(wait_s))
-        waiting = asyncio.ensure_future(self._round.wait())
-        try:
-            await asyncio.wait({sleeping, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (sleeping, waiting):
-                task.cancel()
-            await asyncio.gather(sleeping, waiting, return_exceptions=True)
 
     def dump(self) -> dict[str, object]:
         return {"pending": list(self._pending), "due": [*self._running, *self._due]}

@@ -35,7 +35,7 @@ from libcalico.errors import DataplaneStuck, SuiteError
 from libcalico.netlink import AddressEvent, LinkEvent, Overrun, RouteEvent
 from libcalico.runtime import log
 from libcalico.runtime.backoff import Backoff
-from libcalico.runtime.clock import Clock
+from libcalico.runtime.clock import Clock, wait_for_event
 
 LOG = log.get(__name__)
 
@@ -325,18 +325,7 @@ class Dataplane:
         if self._wake.is_set() or wait_s == 0:
             await asyncio.sleep(0)
             return
-        await self._sleep_until(self._wake, wait_s)
-
-    async def _sleep_until(self, event: asyncio.Event, wait_s: float) -> None:
-        """Until the event, `wait_s` at most."""
-        sleeping = asyncio.ensure_future(self._clock.sleep(wait_s))
-        waking = asyncio.ensure_future(event.wait())
-        try:
-            await asyncio.wait({sleeping, waking}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (sleeping, waking):
-                task.cancel()
-            await asyncio.gather(sleeping, waking, return_exceptions=True)
+        await wait_for_event(self._wake, wait_s, self._clock)
 
     async def _throttle(self) -> None:
         """D6: a token for each cycle; they come back at a steady rate."""
@@ -349,7 +338,7 @@ class Dataplane:
                 self._tokens -= 1
                 return
             # A whole token's time: a fraction may round to nothing and be asked for for ever.
-            await self._sleep_until(self._is_awaited, 1 / _CYCLES_PER_S)
+            await wait_for_event(self._is_awaited, 1 / _CYCLES_PER_S, self._clock)
 
     def _check_vital(self, is_filtering: bool) -> None:
         """D5."""

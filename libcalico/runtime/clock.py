@@ -39,3 +39,15 @@ class SystemClock:
 
 
 SYSTEM = SystemClock()
+
+
+async def wait_for_event(event: asyncio.Event, wait_s: float, clock: Clock) -> None:
+    """Until the event is set, `wait_s` by this clock at most. Nothing is left running."""
+    sleeping = asyncio.ensure_future(clock.sleep(wait_s))
+    waking = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({sleeping, waking}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (sleeping, waking):
+            task.cancel()
+        await asyncio.gather(sleeping, waking, return_exceptions=True)
