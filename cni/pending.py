@@ -9,11 +9,15 @@ after.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import replace
+from typing import TypeVar
 
 from cni.threads import to_the_end
 from cni.veth import MadeWire, PodWire
 from cni.wirer import Wirer, WirerEnded
+
+T = TypeVar("T")
 
 
 class PendingWire:
@@ -39,13 +43,7 @@ class PendingWire:
             if self._foreseen == addresses:
                 return early
             await self._remove()
-        try:
-            made = await self._wirer.make(replace(self._wire, addresses=addresses))
-        except (WirerEnded, asyncio.CancelledError):
-            self._is_made = True  # perhaps
-            raise
-        self._is_made = True
-        return made
+        return await self._ordered(self._wirer.make(replace(self._wire, addresses=addresses)))
 
     async def undo(self) -> None:
         """Only a wire that we made is ours to remove: the name may be somebody else's interface."""
@@ -59,8 +57,12 @@ class PendingWire:
 
     async def _attempt(self, addresses: tuple[str, ...]) -> MadeWire | None:
         await asyncio.sleep(0)  # the write goes first
+        return await self._ordered(self._wirer.attempt(replace(self._wire, addresses=addresses)))
+
+    async def _ordered(self, order: Awaitable[T]) -> T:
+        """What the order made, None for nothing."""
         try:
-            made = await self._wirer.attempt(replace(self._wire, addresses=addresses))
+            made = await order
         except (WirerEnded, asyncio.CancelledError):
             self._is_made = True  # perhaps
             raise
