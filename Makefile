@@ -45,6 +45,10 @@ bench: bootstrap ## every figure beside its baseline; ONLY=name,name for some (r
 	@deploy/require-root "make bench"
 	$(PY) -m tests.bench $(if $(ONLY),--only $(ONLY))
 
+truth-table: bootstrap ## policy by evaluator, rules and real packets, case by case; CASES=20000 SEED=0 (root)
+	@deploy/require-root "make truth-table"
+	TRUTH_TABLE_CASES=$(or $(CASES),20000) TRUTH_TABLE_SEED=$(or $(SEED),0) $(PYTEST) -s tests/netns/test_truth_table.py
+
 hunt: bootstrap ## property tests, random and deep, until stopped
 	HYPOTHESIS_PROFILE=hunt $(PYTEST) tests/property
 
@@ -55,4 +59,4 @@ format: ## rewrite the sources in the house format
 wheel: bootstrap ## build/brindle-*.whl, for installing on hosts
 	$(BIN)/pip wheel -q --no-deps --no-build-isolation -w build .
 
-.PHONY: help bootstrap bootstrap-runtimes lab lab-down test check bench hunt format wheel
+.PHONY: help bootstrap bootstrap-runtimes lab lab-down test check bench truth-table hunt format wheel

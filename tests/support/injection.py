@@ -14,11 +14,13 @@ connection.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import socket
 import struct
 
-from libcalico.policy.packet import ICMP, ICMPV6, TCP, UDP, Packet
+from libcalico import net
+from libcalico.policy.packet import ICMP, ICMPV6, SCTP, TCP, UDP, UDPLITE, Packet
 from tests.support.netns import Namespace
 
 _ETHERTYPE = {4: 0x0800, 6: 0x86DD}
@@ -66,24 +68,58 @@ def wire(packet: Packet, number: int) -> bytes:
     return struct.pack(">BBHHHBBH", *fields, checksum) + ends + body
 
 
+def number_of(packet: bytes) -> tuple[int, net.Address, net.Address]:
+    """The number of a packet as `wire` made it, and its two addresses."""
+    if packet[0] >> 4 == 6:
+        (first,) = struct.unpack_from(">I", packet)
+        ends = packet[8:24], packet[24:40]
+        return first & 0xFFFFF, ipaddress.IPv6Address(ends[0]), ipaddress.IPv6Address(ends[1])
+    (number,) = struct.unpack_from(">H", packet, 4)
+    ends = packet[12:16], packet[16:20]
+    return number, ipaddress.IPv4Address(ends[0]), ipaddress.IPv4Address(ends[1])
+
+
 def _transport(packet: Packet) -> bytes:
+    if packet.protocol in (ICMP, ICMPV6):
+        body = struct.pack(">BBHHH", packet.icmp_type, packet.icmp_code, 0, 1, 1) + bytes(16)
+        if packet.protocol == ICMP:
+            return body[:2] + struct.pack(">H", _checksum(body)) + body[4:]
+        return _with_checksum(packet, body, 2)
+    if packet.source_port is None:
+        return bytes(20)
+    ports = struct.pack(">HH", packet.source_port, packet.destination_port)
     if packet.protocol == TCP:
-        ports = struct.pack(">HH", packet.source_port, packet.destination_port)
         syn = struct.pack(">IIBBHHH", 1, 0, 0x50, 0x02, 1024, 0, 0)
         return _with_checksum(packet, ports + syn, 16)
-    if packet.protocol == UDP:
-        head = struct.pack(">HHHH", packet.source_port, packet.destination_port, 12, 0)
-        return _with_checksum(packet, head + b"data", 6)
-    body = struct.pack(">BBHHH", packet.icmp_type, packet.icmp_code, 0, 1, 1) + bytes(16)
-    if packet.protocol == ICMP:
-        return body[:2] + struct.pack(">H", _checksum(body)) + body[4:]
-    return _with_checksum(packet, body, 2)
+    if packet.protocol == SCTP:
+        return _initiation(ports)
+    assert packet.protocol in (UDP, UDPLITE)
+    # The length is the checksum's coverage in UDP-Lite (RFC 3828 3.1): all of it, too.
+    return _with_checksum(packet, ports + struct.pack(">HH", 12, 0) + b"data", 6)
+
+
+def _initiation(ports: bytes) -> bytes:
+    """RFC 9260 3.3.2, and 6.8 for the checksum; the tag of the header is zero."""
+    chunk = struct.pack(">BBHIIHHI", 1, 0, 20, 1, 65536, 1, 1, 1)
+    checksum = struct.pack("<I", _crc32c(ports + bytes(8) + chunk))
+    return ports + bytes(4) + checksum + chunk
+
+
+def _crc32c(data: bytes) -> int:
+    remainder = 0xFFFFFFFF
+    for byte in data:
+        remainder ^= byte
+        for _ in range(8):
+            remainder = (remainder >> 1) ^ (0x82F63B78 if remainder & 1 else 0)
+    return remainder ^ 0xFFFFFFFF
 
 
 def _with_checksum(packet: Packet, body: bytes, at: int) -> bytes:
-    """RFC 9293 3.1, RFC 8200 8.1: over a pseudo header, too."""
+    """RFC 9293 3.1, RFC 8200 8.1: over a pseudo header, too. In that of UDP-Lite Linux's conntrack
+    has the number of UDP, and takes what RFC 3828 asks for as invalid (seen with 6.18)."""
     ends = packet.source.packed + packet.destination.packed
-    total = _checksum(ends + struct.pack(">II", len(body), packet.protocol) + body)
+    protocol = UDP if packet.protocol == UDPLITE else packet.protocol
+    total = _checksum(ends + struct.pack(">II", len(body), protocol) + body)
     return body[:at] + struct.pack(">H", total or 0xFFFF) + body[at + 2 :]
 
 
