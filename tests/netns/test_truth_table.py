@@ -14,10 +14,8 @@ from collections.abc import Iterator
 import pytest
 
 from felix.kernel.iptables import Variant
-from tests.support.iptables import FakeIptNode
 from tests.support.netns import NamespaceSet, why_unavailable
-from tests.support.nft import FakeNode
-from tests.support.truth_table import FakeReader, Reader, compare, tables_for
+from tests.support.truth_table import Reader, compare, fake_readers, tables_for
 from tests.support.truth_wire import iptables_reader, nft_reader
 
 pytestmark = pytest.mark.skipif(bool(why := why_unavailable("veth", "nft")), reason=why)
@@ -30,8 +28,7 @@ FIRST_SEED = int(os.environ.get("TRUTH_TABLE_SEED", "0"))
 def readers() -> Iterator[list[Reader]]:
     with NamespaceSet() as netns:
         kernels = [nft_reader(netns), *(iptables_reader(netns, one) for one in Variant)]
-        fakes = [FakeReader("nft rules", FakeNode()), FakeReader("iptables rules", FakeIptNode())]
-        yield [*fakes, *kernels]
+        yield [*fake_readers(), *kernels]
         for reader in kernels:
             reader.close()
 

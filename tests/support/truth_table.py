@@ -3,12 +3,13 @@
     w0 w1 w2   pods of this node, behind caliw0, caliw1, caliw2
     w3         a pod of another node, behind eth0
     out        an address nobody knows, behind eth1
+    host       the node itself, which accepts what its pods may send it
 
 The evaluator says which cases of a table pass; readers say it too: rendered rules that a fake
 kernel executes (here), and real packets through a real kernel (tests.support.truth_wire). Every
 policy set follows another on the same node, as changes to it, not as a fresh start.
 
-    readers = [FakeReader("nft", FakeNode()), FakeReader("iptables", FakeIptNode())]
+    readers = fake_readers()
     tally = await compare(readers, seeds=range(3))
 
 Source: reference/datamodel.md 5.
@@ -16,6 +17,7 @@ Source: reference/datamodel.md 5.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,22 +27,27 @@ from msgspec.structs import replace
 
 from felix.dataplane.manager import ApplyResult
 from felix.intent import Intent
+from felix.rules.settings import HostAction, RuleSettings
 from libcalico import net
 from libcalico.model import GlobalNetworkPolicy, ICMPFields, NetworkPolicy, Resource, Rule
 from libcalico.model.codec import encode
 from libcalico.model.defaults import infer_types
 from libcalico.model.keys import ResourceKey
-from libcalico.policy.evaluate import Reason, evaluate_endpoint
+from libcalico.policy.evaluate import Reason, evaluate_endpoint, evaluate_to_host
 from libcalico.policy.packet import ICMP, ICMPV6, IPIP, SCTP, TCP, UDP, UDPLITE, Direction, Packet
+from libcalico.policy.world import Settings
 from libcalico.testing import fakenft
 from tests.support import calc
 from tests.support.calc import ELSEWHERE, HERE, Object
 from tests.support.calc_random import ACCOUNTS, ADDRESSES, NAMESPACES, PORT_NAMES, UNKNOWN, Maker
 from tests.support.host_oracle import Oracle, host_cluster
+from tests.support.iptables import FakeIptNode, with_settings
+from tests.support.nft import FakeNode
 
 GRE, ESP, L2TP = 47, 50, 115
 FIRST_PORT = 20000
 FAMILIES = (4, 6)
+SETTINGS = Settings(endpoint_to_host_action="ACCEPT")
 # What shrinking may cost: each step is a change of the node's rules.
 MAX_SHRINKING_STEPS = 80
 
@@ -65,10 +72,12 @@ def _address(index: int) -> dict[int, str]:
     return {family: ADDRESSES[family][index] for family in FAMILIES}
 
 
+HOST = Place("host", "", _address(4))
 PLACES = (
     *(Place(f"w{n}", f"caliw{n}", _address(n), endpoint=f"w{n}") for n in range(3)),
     Place("w3", "eth0", _address(3)),
     Place("out", "eth1", UNKNOWN),
+    HOST,
 )
 
 
@@ -160,8 +169,8 @@ def _probes(unused_port: int, family: int, *, is_first: bool) -> Iterator[dict[s
     pair, so each direction has protocols of its own."""
     unused_port = FIRST_PORT + unused_port % 20000
     for protocol, ports in (
-        (TCP, (80, 53, 85, 4000)),
-        (UDP, (80, 53, 85, 4789)),
+        (TCP, (80, 53, 85, 179, 4000)),
+        (UDP, (80, 53, 68, 4789)),
         (SCTP, (80, 53)),
         (UDPLITE, (80,)),
     ):
@@ -187,12 +196,25 @@ class Judge:
 
     def __init__(self, cluster: Cluster) -> None:
         self._oracle = Oracle.of(cluster)
+        self._oracle.world = dataclasses.replace(self._oracle.world, settings=SETTINGS)
         self._keys = {key.name: key for key in cluster if key.kind == "WorkloadEndpoint"}
         self.reasons: Counter[Reason] = Counter()
 
     def passes(self, case: Case) -> bool:
         """Forwarding asks the interface it comes in by, and the one it goes out by."""
+        if case.target is HOST:
+            return self._reaches_the_host(case)
+        if case.source is HOST:
+            # The node and its own pods: nobody asks (datamodel 7.12).
+            is_free = bool(case.target.endpoint)
+            return is_free or self._oracle.from_host(case.target.ifname, case.packet)
         return self._leaves(case) and self._enters(case)
+
+    def _reaches_the_host(self, case: Case) -> bool:
+        if not case.source.endpoint:
+            return self._oracle.to_host(case.source.ifname, case.packet)
+        key = self._keys.get(case.source.endpoint)
+        return key is not None and evaluate_to_host(self._oracle.world, key, case.packet).allowed
 
     def _leaves(self, case: Case) -> bool:
         if case.source.endpoint:
@@ -245,13 +267,22 @@ class FakeReader:
         assert (result.failed, result.deferred) == (0, 0), result.error
 
     def passed(self, table: Iterable[Case]) -> set[int]:
-        forward = self.node.fake.forward
-        return {
-            case.number
-            for case in table
-            if forward(_in_the_fake(case.packet), case.source.ifname, case.target.ifname)
-            == "accept"
-        }
+        return {case.number for case in table if self._verdict(case) == "accept"}
+
+    def _verdict(self, case: Case) -> str:
+        fake, packet = self.node.fake, _in_the_fake(case.packet)
+        if case.target is HOST:
+            return str(fake.deliver(packet, case.source.ifname))
+        if case.source is HOST:
+            return str(fake.originate(packet, case.target.ifname))
+        return str(fake.forward(packet, case.source.ifname, case.target.ifname))
+
+
+def fake_readers() -> list[FakeReader]:
+    """Both dataplanes."""
+    nft = FakeNode(RuleSettings(endpoint_to_host=HostAction.ACCEPT))
+    iptables = FakeIptNode(with_settings(endpoint_to_host=HostAction.ACCEPT))
+    return [FakeReader("nft rules", nft), FakeReader("iptables rules", iptables)]
 
 
 def _in_the_fake(packet: Packet) -> fakenft.Packet:
