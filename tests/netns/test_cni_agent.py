@@ -20,7 +20,7 @@ from cni.addresses import Addresses
 from cni.veth import HOST_MAC
 from ipam.garbage import Terms
 from libcalico.errors import AlreadyExists, PoolExhausted
-from libcalico.model import WorkloadEndpoint
+from libcalico.model import Profile, ProfileSpec, WorkloadEndpoint
 from libcalico.model.codec import encode
 from libcalico.model.endpoints import WorkloadEndpointSpec
 from libcalico.model.ipam import IpamConfig
@@ -91,6 +91,15 @@ async def test_an_add_wires_records_and_answers(node, pod, tmp_path, with_facts)
         assert endpoint.spec.mac == inside["mac"]
         assert agent.programmer.confirmed[POD_KEY] == agent.datastore.revision
         assert "/calico/resources/v3/projectcalico.org/profiles/net" in agent.datastore.contents()
+
+
+async def test_the_profile_of_a_network_that_is_there_stays_as_it_is(node, pod, tmp_path):
+    path = "/calico/resources/v3/projectcalico.org/profiles/net"
+    theirs = encode(Profile(metadata=ObjectMeta(name="net"), spec=ProfileSpec()))
+    async with agent_node(node, tmp_path) as agent:
+        await agent.datastore.put(path, theirs)
+        assert (await add(agent, pod))[0] == 0
+        assert agent.datastore.contents()[path] == theirs
 
 
 async def test_a_del_leaves_nothing_and_may_be_repeated(node, pod, tmp_path):
@@ -357,7 +366,12 @@ async def test_a_second_network_of_a_pod_keeps_the_first_ones_default_route(node
         assert "default via 169.254.1.1 dev eth0" in pod.run("ip", "route")
         names = [entry["name"] for entry in result["interfaces"]]
         assert names[1] == "eth1"
-        assert len({e.spec.interface_name for e in agent.programmer.programmed.values()}) == 2
+        specs = [endpoint.spec for endpoint in agent.programmer.programmed.values()]
+        assert len({spec.interface_name for spec in specs}) == 2
+        assert {spec.endpoint: spec.profiles for spec in specs} == {
+            "eth0": ("net",),
+            "eth1": ("net2",),
+        }
         code, _ = await agent.call(
             "DEL", CNI_NETNS=pod.path, CNI_IFNAME="eth1", conf={**CONF, "name": "net2"}, **plain
         )
