@@ -13,12 +13,14 @@ from dataclasses import replace
 import pytest
 
 from felix.intent import Intent, PolicyUpdate
+from libcalico.model import EntityRule, Rule
 from libcalico.policy.evaluate import Reason
 from libcalico.policy.packet import Packet
 from tests.support.truth_table import (
     CASES,
     Difference,
     FakeReader,
+    cluster_of,
     compare,
     fake_readers,
     tables_for,
@@ -41,6 +43,37 @@ async def test_both_rendered_dataplanes_agree_with_the_evaluator_case_by_case():
         Reason.ENCAPSULATED,
     ):
         assert tally.reasons[reason] > decided * 0.01, (reason, tally.reasons)
+
+
+def test_the_policy_sets_say_everything_that_policy_can_say():
+    clusters = [cluster_of(seed) for seed in range(tables_for(WANTED))]
+    objects = [value for cluster in clusters for value in cluster.values()]
+    assert {value.kind for value in objects} == {
+        *("WorkloadEndpoint", "HostEndpoint", "NetworkPolicy", "GlobalNetworkPolicy"),
+        *("StagedNetworkPolicy", "StagedGlobalNetworkPolicy", "NetworkSet", "GlobalNetworkSet"),
+        *("Tier", "Profile", "KubernetesEndpointSlice"),
+    }
+    rules = [
+        rule
+        for value in objects
+        for direction in ("ingress", "egress")
+        for rule in getattr(getattr(value, "spec", None), direction, ())
+    ]
+    assert {rule.action for rule in rules} == {"Allow", "Deny", "Pass", "Log"}
+    assert _said_by(rules) == set(Rule.__struct_fields__) - {"metadata"}
+    sides = [side for rule in rules for side in (rule.source, rule.destination) if side]
+    assert _said_by(sides) == set(EntityRule.__struct_fields__)
+    assert {type(port) for side in sides for port in side.ports} == {int, str}
+
+
+def _said_by(structs: Iterable[Rule | EntityRule]) -> set[str]:
+    """The members that are set in one at least."""
+    return {
+        name
+        for one in structs
+        for name in one.__struct_fields__
+        if getattr(one, name) not in (None, ())
+    }
 
 
 class ForgetsARule(FakeReader):

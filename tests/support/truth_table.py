@@ -105,6 +105,9 @@ class TruthMaker(Maker):
             ],
         )
 
+    def _staged_policy(self) -> Object:
+        return calc.sgnp("s2", **self._policy()) if self._chance(0.5) else super()._staged_policy()
+
     def _icmp(self) -> ICMPFields:
         return ICMPFields(type=self._pick((8, 13, 128, 139)), code=self._pick((None, 0, 1)))
 
