@@ -15,7 +15,7 @@ import pytest
 
 from felix.kernel.iptables import Variant
 from tests.support.netns import NamespaceSet, why_unavailable
-from tests.support.truth_table import Reader, compare, fake_readers, tables_for
+from tests.support.truth_table import CASES, Reader, compare, fake_readers, tables_for
 from tests.support.truth_wire import iptables_reader, nft_reader
 
 pytestmark = pytest.mark.skipif(bool(why := why_unavailable("veth", "nft")), reason=why)
@@ -31,6 +31,13 @@ def readers() -> Iterator[list[Reader]]:
         yield [*fake_readers(), *kernels]
         for reader in kernels:
             reader.close()
+
+
+def test_every_case_arrives_where_nobody_filters(netns: NamespaceSet):
+    """What could never arrive would agree with every drop."""
+    reader = nft_reader(netns)
+    assert reader.passed(CASES) == {case.number for case in CASES}
+    reader.close()
 
 
 @pytest.mark.timeout(max(120, WANTED // 50))

@@ -370,6 +370,7 @@ def _described(seed: int, reader: Reader, case: Case, few: Cluster, wrong: int) 
             f"seed {seed}, case {case.number} ({wrong} of {len(CASES)} cases differ): "
             f"the evaluator says {said}, {reader.name} {opposite}",
             f"{case.source.name} -> {case.target.name}: {case.packet}",
+            f"(make truth-table SEED={seed}, or the first of this run: sets follow each other)",
             *(f"  {encode(value).decode()}" for value in few.values()),
         )
     )
