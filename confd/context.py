@@ -20,7 +20,7 @@ from typing import TypeVar
 from confd.filters import check_community, sound_filter
 from confd.peers import DEFAULT_AS, PeerCalculator, Secrets, Session
 from confd.view import DatastoreView
-from libcalico.model import BGPConfiguration, IPPool
+from libcalico.model import BGPConfiguration, IPPool, Node
 from libcalico.model import speaker as speaker_file
 from libcalico.model.bgp import (
     BGPConfigurationSpec,
@@ -29,7 +29,9 @@ from libcalico.model.bgp import (
     ServiceExternalIPBlock,
     ServiceLoadBalancerIPBlock,
 )
+from libcalico.model.node import DRAIN_ANNOTATION
 from libcalico.model.speaker import (
+    Drain,
     Filter,
     KernelExport,
     LocalBlock,
@@ -103,6 +105,7 @@ def build(view: DatastoreView, identity: NodeIdentity, secrets: Secrets) -> BgpC
         log_severity=severity,
         listen_port=me.port,
         listen_addresses=addresses,
+        drain=_drain(view.nodes()[identity.name], warnings),
     )
     return BgpContext(
         node_name=identity.name,
@@ -235,6 +238,19 @@ def _peer_options(session: Session) -> PeerOptions:
         restart_time_s=session.restart_s,
         is_calico_node=session.is_calico_node,
     )
+
+
+def _drain(node: Node, warnings: list[str]) -> Drain:
+    """How far the node is drained; a value that makes no sense drains nothing (X2)."""
+    value = node.metadata.annotations.get(DRAIN_ANNOTATION, "")
+    try:
+        return Drain(value)
+    except ValueError:
+        expected = ", ".join(drain.value for drain in Drain if drain.value)
+        warnings.append(
+            f"Node({node.metadata.name}): {DRAIN_ANNOTATION} {value!r} is none of {expected}"
+        )
+        return Drain.NONE
 
 
 def _kernel(own: BGPConfigurationSpec, default: BGPConfigurationSpec) -> KernelExport:

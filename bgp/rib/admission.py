@@ -4,7 +4,7 @@ Layer: pure. Used by bgp.rib.rib for every path a peer announces (once per set o
 again when our own identity changes.
 
 Source: RFC 4271 9.1.2 (AS loops) and 5.1.3 (next hop), RFC 4456 8 (ORIGINATOR_ID, CLUSTER_LIST),
-RFC 7606 3 d and 7 (missing attributes).
+RFC 7606 3 d and 7 (missing attributes), RFC 8326 (GRACEFUL_SHUTDOWN).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from bgp.rib.attributes import (
     AS_PATH,
+    GRACEFUL_SHUTDOWN,
     NEXT_HOP,
     ORIGIN,
     Malformed,
@@ -88,9 +89,11 @@ def as_received(peer: RibPeer, decoded: PathAttributes) -> PathAttributes | Malf
     """What holds for an internal or an external peer, whatever it sent."""
     if not peer.source.is_ibgp:
         # RFC 4271 5.1.5, RFC 4456 8: not ours to hear from an external peer.
-        return replace(decoded, local_pref=None, originator_id=None, cluster_list=())
-    if decoded.local_pref is None:
+        decoded = replace(decoded, local_pref=None, originator_id=None, cluster_list=())
+    elif decoded.local_pref is None:
         return Malformed("no LOCAL_PREF from an internal peer")
+    if GRACEFUL_SHUTDOWN in decoded.communities:
+        return replace(decoded, local_pref=0)  # RFC 8326 4: while there is any other path, that one
     return decoded
 
 

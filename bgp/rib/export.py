@@ -6,7 +6,8 @@ peers with equal keys share one Adj-RIB-Out.
 Rules, in order:
     well-known communities (RFC 1997); reflection (RFC 4456 6: from a client to everybody, from a
     non-client to clients only; external and own routes to everybody); the policy (bgp.rib.policy);
-    then the attributes: next hop, AS path, LOCAL_PREF, MED, ORIGINATOR_ID and CLUSTER_LIST.
+    then the attributes: next hop, AS path, LOCAL_PREF, MED, ORIGINATOR_ID and CLUSTER_LIST;
+    last, a node that is drained marks everything GRACEFUL_SHUTDOWN (RFC 8326), or says nothing.
 Never told back to the peer it came from: that exclusion is the Out's `source`.
 
 Source: RFC 4271 5.1 and 9.2, RFC 4456 6-8, RFC 5065 4; next hop rules as BIRD's for multihop
@@ -20,18 +21,21 @@ from weakref import WeakValueDictionary
 
 from bgp.rib.attributes import (
     DEFAULT_LOCAL_PREF,
+    GRACEFUL_SHUTDOWN,
     NO_ADVERTISE,
     NO_EXPORT,
     NO_EXPORT_SUBCONFED,
     PathAttributes,
     encode,
     prepend,
+    with_communities,
     without_confederation,
 )
 from bgp.rib.nlri import IPV4, Family
 from bgp.rib.path import Path, Source
 from bgp.rib.policy import FamilyPolicy, run_chain
 from bgp.rib.update import fits
+from libcalico.model.speaker import Drain
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ class Exporter:
 
     def _evaluate(self, policy: FamilyPolicy, path: Path, mask: int) -> Out | None:
         key = self.key
-        if not may_hear(key, path):
+        if policy.drain is Drain.WITHDRAWN or not may_hear(key, path):
             return None
         verdict = run_chain(policy.export_chain(key.filters), path, mask, to_ibgp=key.is_ibgp)
         if verdict is False:
@@ -94,7 +98,10 @@ class Exporter:
         filtered = policy.export(path, mask) if verdict is True else verdict
         if not isinstance(filtered, PathAttributes):
             return None
-        return self._intern(path.source, transform(key, path, filtered))
+        told = transform(key, path, filtered)
+        if told is not None and policy.drain is Drain.GRACEFUL_SHUTDOWN:
+            told = as_last_resort(told, to_ibgp=key.is_ibgp)
+        return self._intern(path.source, told)
 
     def _intern(self, source: Source, attributes: PathAttributes | None) -> Out | None:
         if attributes is None:
@@ -164,6 +171,13 @@ def _to_internal(key: GroupKey, path: Path, attributes: PathAttributes) -> PathA
         originator_id=attributes.originator_id or path.source.router_id,
         cluster_list=(key.cluster_id, *attributes.cluster_list),
     )
+
+
+def as_last_resort(attributes: PathAttributes, *, to_ibgp: bool) -> PathAttributes:
+    """RFC 8326 4: marked; and with the lowest LOCAL_PREF, for internal peers (a Calico node's
+    BIRD) that do not look at the community."""
+    marked = with_communities(attributes, (GRACEFUL_SHUTDOWN,), ())
+    return replace(marked, local_pref=0) if to_ibgp else marked
 
 
 def _next_hop(key: GroupKey, path: Path) -> bytes:

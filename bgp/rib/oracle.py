@@ -15,6 +15,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from bgp.rib.attributes import (
     AS_SEQUENCE,
     AS_SET,
+    GRACEFUL_SHUTDOWN,
     NO_ADVERTISE,
     NO_EXPORT,
     NO_EXPORT_SUBCONFED,
@@ -143,6 +144,8 @@ class Oracle:
             return None
         if not is_ibgp:
             attributes = replace(attributes, local_pref=None, originator_id=None, cluster_list=())
+        if GRACEFUL_SHUTDOWN in attributes.communities:
+            attributes = replace(attributes, local_pref=0)
         if attributes.originator_id == ip_address(self.config.router_id).packed:
             return None
         if any(cluster in attributes.cluster_list for cluster in self._clusters()):
@@ -208,7 +211,18 @@ class Oracle:
         attributes = verdict if isinstance(verdict, PathAttributes) else self._calico(network, best)
         if attributes is None:
             return None
-        return self._changed(peer, network, best, attributes)
+        return self._drained(peer, self._changed(peer, network, best, attributes))
+
+    def _drained(
+        self, peer: PeerOptions, attributes: PathAttributes | None
+    ) -> PathAttributes | None:
+        if attributes is None or self.config.drain == "withdrawn":
+            return None
+        if self.config.drain == "graceful-shutdown":
+            attributes = _with_community(attributes, "65535:0")
+            if peer.remote_as == peer.local_as:
+                attributes = replace(attributes, local_pref=0)
+        return attributes
 
     def _may_hear(self, peer: PeerOptions, best: Candidate) -> bool:
         to_ibgp = peer.remote_as == peer.local_as

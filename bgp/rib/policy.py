@@ -35,7 +35,7 @@ from bgp.rib.path import LocalRoute, Path
 from bgp.rib.prefix_match import EQUAL, IN, Classifier, PrefixMatch
 from libcalico.errors import ConfigError
 from libcalico.model.bgp_filter import BGPFilterOperation, BGPFilterRuleV4, BGPFilterRuleV6
-from libcalico.model.speaker import Filter, SpeakerConfig
+from libcalico.model.speaker import Drain, Filter, SpeakerConfig
 
 PRIORITY_BASE = 2**31 - 1
 FilterRule = BGPFilterRuleV4 | BGPFilterRuleV6
@@ -118,6 +118,7 @@ class FamilyPolicy:
     imports: dict[str, Chain]
     exports: dict[str, Chain]
     normal_metric: int
+    drain: Drain = Drain.NONE
     disabled_pools: int = 0
     enabled_pools: int = 0
     services: int = 0
@@ -170,7 +171,9 @@ class Policy:
     def __init__(self, config: SpeakerConfig) -> None:
         """Errors: ConfigError naming what does not compile."""
         self.families: dict[Family, FamilyPolicy] = {
-            family: FamilyPolicy(Classifier(family), {}, {}, config.kernel.metric_of(version))
+            family: FamilyPolicy(
+                Classifier(family), {}, {}, config.kernel.metric_of(version), config.drain
+            )
             for family, version in ((IPV4, 4), (IPV6, 6))
         }
         for item in config.filters:
@@ -327,4 +330,5 @@ def policy_inputs(config: SpeakerConfig) -> tuple[object, ...]:
         config.prefix_advertisements,
         config.kernel.metric,
         config.kernel.metric_v6,
+        config.drain,
     )

@@ -1,5 +1,7 @@
 """node status: is Calico running here, and how are its BGP sessions (datamodel 6.10)?
 
+node drain and undrain are in calicoctl.commands.drain.
+
 Layer: edge (processes of this network namespace, calico-bgp's control socket).
 """
 
@@ -14,6 +16,7 @@ from typing import Any
 import click
 
 from calicoctl.boxes import draw
+from calicoctl.commands.drain import drain, undrain
 from calicoctl.results import CommandFailed
 from libcalico.runtime import paths, unixsocket
 
@@ -26,6 +29,10 @@ _TIMEOUT_S = 5.0
 @click.group()
 def node() -> None:
     """Calico on this host."""
+
+
+node.add_command(drain)
+node.add_command(undrain)
 
 
 @node.command()

@@ -13,6 +13,9 @@ from msgspec import field
 from libcalico.model.meta import Model, Resource
 from libcalico.model.scalars import ASNumber, UInt32
 
+# Ours, unknown to Calico: a value of libcalico.model.speaker.Drain, set by `calicoctl node drain`.
+DRAIN_ANNOTATION = "projectcalico.org/BGPDrain"
+
 
 class NodeBGPSpec(Model, frozen=True, kw_only=True):
     """`ipv4Address` and `ipv6Address` keep their host bits (`192.0.2.11/24`)."""

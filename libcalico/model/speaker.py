@@ -12,9 +12,19 @@ matched to ExaBGP neighbours by `address`.
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
 from libcalico.model.bgp_filter import BGPFilterRuleV4, BGPFilterRuleV6
+
+
+class Drain(enum.StrEnum):
+    """How far a node is taken out of service (RFC 8326), the value of its Node's annotation."""
+
+    NONE = ""
+    GRACEFUL_SHUTDOWN = "graceful-shutdown"  # everything is announced as the last resort
+    WITHDRAWN = "withdrawn"  # nothing is announced
 
 
 class LocalBlock(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,3 +123,4 @@ class SpeakerConfig(msgspec.Struct, frozen=True, kw_only=True):
     peers: tuple[PeerOptions, ...] = ()
     kernel: KernelExport = KernelExport()
     log_severity: str = "Info"
+    drain: Drain = Drain.NONE

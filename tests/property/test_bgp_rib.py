@@ -38,6 +38,7 @@ from libcalico.model.bgp_filter import (
     BGPFilterSetPriority,
 )
 from libcalico.model.speaker import (
+    Drain,
     Filter,
     LocalBlock,
     PeerOptions,
@@ -71,7 +72,8 @@ OPERATIONS = (
 ADVERTISEMENT = PrefixAdvertisement(
     cidr="10.65.0.0/16", communities=("100:1",), large_communities=("1:2:3",)
 )
-HUNDRED_ONE = 100 << 16 | 1
+COMMUNITIES = (100 << 16 | 1, 0xFFFFFF01, 0xFFFFFF02, 0xFFFF0000)
+DRAINS = (*[Drain.NONE] * 4, Drain.GRACEFUL_SHUTDOWN, Drain.WITHDRAWN)
 
 
 def family_of(network: Network) -> Family:
@@ -165,6 +167,7 @@ def random_config(rng: random.Random) -> SpeakerConfig:
         prefix_advertisements=rng.choice([(), (ADVERTISEMENT,)]),
         filters=(random_filter(rng, "f1"), random_filter(rng, "f2")),
         peers=tuple(random_peer(rng, address) for address in PEERS if rng.random() < 0.85),
+        drain=rng.choice(DRAINS),
     )
 
 
@@ -184,7 +187,7 @@ def random_attributes(rng: random.Random, version: int) -> PathAttributes:
         next_hop=ip_address(rng.choice(NEXT_HOPS[version])).packed,
         med=rng.choice([None, 0, 5]),
         local_pref=rng.choice([100, 100, 100, BASE - 1024, BASE - 512]),
-        communities=rng.choice([(), (), (), (HUNDRED_ONE,), (0xFFFFFF01,), (0xFFFFFF02,)]),
+        communities=rng.choice([*[()] * 3, *((c,) for c in COMMUNITIES)]),
         originator_id=rng.choice([None, None, None, None, other, ours]),
         cluster_list=rng.choice([(), (), (), (bytes([8] * 4),), (bytes([9] * 4),)]),
     )
@@ -253,7 +256,9 @@ class World:
 
     def reconfigure_a_part(self) -> None:
         old, new = self.oracle.config, random_config(self.rng)
-        part = self.rng.choice(["blocks", "pools", "filters", "cluster_id", "peers", "one peer"])
+        part = self.rng.choice(
+            ["blocks", "pools", "filters", "cluster_id", "peers", "one peer", "drain"]
+        )
         if part in ("peers", "one peer"):
             by_address = {peer.address: peer for peer in new.peers}
             peers = [by_address.get(peer.address, peer) for peer in old.peers]

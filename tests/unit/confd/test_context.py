@@ -208,6 +208,23 @@ def test_filters_that_are_named_are_shipped_and_missing_ones_warned_about():
     assert found.warnings == ("BGPFilter(gone) does not exist",)
 
 
+def drained(value: str) -> list[Update]:
+    made = node("a", "192.0.2.9/24")
+    metadata = ObjectMeta(name="a", annotations={"projectcalico.org/BGPDrain": value})
+    return [update(msgspec.structs.replace(made, metadata=metadata))]
+
+
+def test_the_drain_of_this_node_reaches_the_speaker_and_nonsense_drains_nothing():
+    assert context().speaker.drain == ""
+    assert context(drained("graceful-shutdown")).speaker.drain == "graceful-shutdown"
+    assert context(drained("withdrawn")).speaker.drain == "withdrawn"
+    found = context(drained("soon"))
+    assert found.speaker.drain == ""
+    assert found.warnings == (
+        "Node(a): projectcalico.org/BGPDrain 'soon' is none of graceful-shutdown, withdrawn",
+    )
+
+
 def test_bind_mode_node_ip_listens_on_the_nodes_own_addresses():
     bound = BGPConfiguration(
         metadata=ObjectMeta(name="default"),

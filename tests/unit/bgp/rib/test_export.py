@@ -8,6 +8,7 @@ import pytest
 
 from bgp.rib.attributes import (
     CONFED_SEQUENCE,
+    GRACEFUL_SHUTDOWN,
     NO_ADVERTISE,
     NO_EXPORT,
     PathAttributes,
@@ -18,6 +19,7 @@ from bgp.rib.export import Exporter, GroupKey, may_hear, transform
 from bgp.rib.nlri import IPV4, IPV6, parse
 from bgp.rib.path import LOCAL, LocalRoute, Path, Source
 from bgp.rib.policy import Policy
+from libcalico.model.speaker import Drain
 from tests.unit.bgp.builders import config, packed, sequence
 
 OWN = packed("10.0.0.1")
@@ -160,3 +162,25 @@ def test_a_new_policy_is_asked_again():
 def test_attributes_that_fill_a_message_are_not_told():
     assert export(Exporter(CLIENTS), path(communities=tuple(range(1020)))) is None
     assert export(Exporter(CLIENTS), path(communities=tuple(range(900)))) is not None
+
+
+def drained(drain: Drain, key: GroupKey = IBGP, route: Path | None = None) -> PathAttributes | None:
+    policy = Policy(config(drain=drain)).families[IPV4]
+    mask = policy.classifier.classify(parse("10.65.1.0/26")[1])
+    out = Exporter(key).export(policy, route or path(source(client=True), local_pref=7), mask)
+    return out.attributes if out else None
+
+
+def test_a_node_that_shuts_down_marks_what_it_says_and_is_the_last_resort_for_internal_peers():
+    inside, outside = drained(Drain.GRACEFUL_SHUTDOWN), drained(Drain.GRACEFUL_SHUTDOWN, EBGP)
+    assert inside is not None
+    assert outside is not None
+    assert (inside.communities, inside.local_pref) == ((GRACEFUL_SHUTDOWN,), 0)
+    assert (outside.communities, outside.local_pref) == ((GRACEFUL_SHUTDOWN,), None)
+
+
+def test_a_drained_node_says_nothing_and_another_says_it_as_it_is():
+    assert drained(Drain.WITHDRAWN) is drained(Drain.WITHDRAWN, EBGP) is None
+    plain = drained(Drain.NONE)
+    assert plain is not None
+    assert (plain.communities, plain.local_pref) == ((), 7)
