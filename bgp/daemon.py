@@ -165,6 +165,9 @@ class Daemon:
             "peers": lambda _: queries.peers(rib, self._speaker.states()),
             "routes": routes,
             "route": lambda request: queries.route(rib, writer, required(request, "cidr")),
+            "explain": lambda request: queries.explanation(
+                rib, writer, required(request, "cidr"), str(request.get("peer", ""))
+            ),
             "received": lambda request: queries.received(rib, required(request, "peer")),
             "advertised": lambda request: queries.advertised(rib, required(request, "peer")),
             "version": lambda _: self._version(),

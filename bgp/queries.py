@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 from bgp.kernel.writer import RouteWriter
+from bgp.rib import explain
 from bgp.rib.admission import peer_key
 from bgp.rib.attributes import AS_SET, AsPath, PathAttributes
 from bgp.rib.nlri import FAMILIES, Family, Nlri, address_text, parse, text
@@ -117,12 +118,46 @@ def route(rib: Rib, writer: RouteWriter | None, cidr: str) -> Answer:
         found.append(answer)
     for path in _refused(rib, family, nlri, {id(p.source) for p in table.candidates.get(nlri, ())}):
         answer = path_answer(path)
-        answer["refused"] = path.ineligible or "import filter"
+        peer = rib.peers[path.source.address]
+        mask = table.policy.classifier.classify(nlri)
+        answer["refused"] = explain.imported(table.policy, peer.options.filters, path, mask)
         found.append(answer)
     if not found:
         raise NotFound(cidr)
     found.sort(key=lambda answer: (not answer.get("best"), not answer.get("selected")))
     return {"cidr": text(family, nlri), "paths": found, "kernel": _kernel(writer, family, nlri)}
+
+
+def explanation(rib: Rib, writer: RouteWriter | None, cidr: str, address: str = "") -> Answer:
+    """A route with the `outcome` of each path, and which peers (or the one) hear it and why."""
+    answer = route(rib, writer, cidr)
+    family, nlri = _prefix(cidr)
+    why = explain.outcomes(rib.tables[family].candidates.get(nlri, ()), rib.next_hops.unreachable)
+    shown = {(path.source.name, address_text(path.source.address)): why[path] for path in why}
+    for path in answer["paths"]:
+        path["outcome"] = path.get("refused") or shown[path["from"], path["peer"]]
+    asked = [_peer_at(rib, address)] if address else rib.peers.values()
+    told = []
+    for peer in sorted(asked, key=lambda peer: peer.options.name):
+        hears, reason = _hears(rib, peer, family, nlri)
+        told.append({"peer": peer.address, "name": peer.options.name, "told": hears, "why": reason})
+    return {**answer, "peers": told}
+
+
+def _hears(rib: Rib, peer: RibPeer, family: Family, nlri: Nlri) -> explain.Decision:
+    if peer.session is None:
+        return False, "no session"
+    stream = peer.streams.get(family)
+    if stream is None:
+        return False, f"the session carries no {family.name}"
+    table = rib.tables[family]
+    selected = table.selected.get(nlri)
+    if not selected:
+        return False, "no path is usable"
+    if selected[0].source is peer.source:
+        return False, "the best path came from it"
+    mask = table.policy.classifier.classify(nlri)
+    return explain.told(table.policy, stream.group.exporter, selected[0], mask)
 
 
 def _refused(rib: Rib, family: Family, nlri: Nlri, candidates: set[int]) -> Iterator[Path]:

@@ -21,6 +21,7 @@ from libcalico.errors import SuiteError
 LOG_LEVELS = ("panic", "fatal", "error", "warn", "info", "debug")
 _COMMANDS = {
     "apply": ("calicoctl.commands.crud", "apply"),
+    "bgp": ("calicoctl.commands.bgp", "bgp"),
     "create": ("calicoctl.commands.crud", "create"),
     "datastore": ("calicoctl.commands.datastore", "datastore"),
     "delete": ("calicoctl.commands.crud", "delete"),

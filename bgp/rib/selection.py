@@ -41,7 +41,7 @@ def equally_good(usable: list[Path]) -> list[Path]:
     best = min(path.rank for path in usable)
     left = [path for path in usable if path.rank == best]
     if len(left) > 1:
-        left = _lowest_med(left)
+        left = lowest_med(left)
     if len(left) > 1 and any(path.is_external for path in left):
         left = [path for path in left if path.is_external]
     return left
@@ -51,7 +51,7 @@ def _usable(path: Path, unreachable: Collection[bytes]) -> bool:
     return not path.ineligible and path.attributes.next_hop not in unreachable
 
 
-def _lowest_med(paths: list[Path]) -> list[Path]:
+def lowest_med(paths: list[Path]) -> list[Path]:
     """9.1.2.2 c: a path goes when another of the same neighbour AS has a lower MED."""
     lowest: dict[int, int] = {}
     for path in paths:

@@ -17,6 +17,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bgp import queries
 from bgp.rib.admission import peer_key
 from bgp.rib.attributes import AS_SEQUENCE, AS_SET, AsPath, PathAttributes, Segment, encode
 from bgp.rib.nlri import FAMILIES, IPV4, IPV6, Family, parse, text
@@ -27,6 +28,7 @@ from bgp.rib.rib import Rib
 from bgp.rib.update import HEADER_BYTES, end_of_rib, pack_announce, pack_withdraw
 from bgp.rib.update import parse as parse_update
 from bgp.speaker.decode import decode_attributes, decoder
+from libcalico.errors import NotFound
 from libcalico.model.bgp_filter import (
     BGPFilterAddCommunity,
     BGPFilterCommunityMatch,
@@ -454,6 +456,21 @@ class World:
                 for c in self.oracle.selected(network)
             ]
             assert ours == theirs, network
+            self.check_explanation(network)
+
+    def check_explanation(self, network: Network) -> None:
+        """What `explain` says is what is."""
+        try:
+            found = queries.explanation(self.rib, None, str(network))
+        except NotFound:
+            assert all(network not in receiver.holds for receiver in self.receivers.values())
+            return
+        for path in found["paths"]:
+            said = path["outcome"].partition(":")[0]
+            assert (said == "best") is path.get("best", False), path
+            assert (said in ("best", "shares the load")) is path.get("selected", False), path
+        told = {peer["peer"] for peer in found["peers"] if peer["told"]}
+        assert told == {a for a, receiver in self.receivers.items() if network in receiver.holds}
 
 
 EVENTS: tuple[tuple[int, Callable[[World], None]], ...] = (

@@ -16,7 +16,7 @@ from bgp.rib.rib import Rib
 from bgp.speaker.engine import SessionState
 from libcalico.errors import NotFound, ValidationError
 from libcalico.model.bgp_filter import BGPFilterRuleV4
-from libcalico.model.speaker import Filter, LocalBlock
+from libcalico.model.speaker import Drain, Filter, LocalBlock
 from libcalico.netlink import NextHop
 from tests.unit.bgp.builders import Wire, config, options, packed, sequence, speaker
 
@@ -138,7 +138,7 @@ def test_refused_paths_say_why():
     found = queries.route(rib, None, V4)["paths"]
     assert {p["from"]: p["refused"] for p in found} == {
         "p10.0.0.2": "AS 64512 is in the path",
-        "p10.0.0.3": "import filter",
+        "p10.0.0.3": "BGPFilter import rule reject[0] rejects it",
     }
 
 
@@ -182,3 +182,54 @@ def test_every_answer_is_json(rib: Rib):
         queries.advertised(rib, "10.0.0.2"),
     ]
     assert json.loads(json.dumps(answers)) == answers
+
+
+def why_told(rib: Rib, cidr: str) -> dict[str, tuple[bool, str]]:
+    found = queries.explanation(rib, None, cidr)["peers"]
+    return {peer["peer"]: (peer["told"], peer["why"]) for peer in found}
+
+
+def test_an_explanation_names_the_step_that_decided(rib: Rib):
+    found = queries.explanation(rib, None, V4)
+    assert {p["from"]: p["outcome"] for p in found["paths"]} == {
+        "p10.0.0.2": "best",
+        "p10.0.0.3": "longer AS path",
+    }
+    rib.set_reachable(packed("10.0.0.2"), reachable=False)
+    rib.flush()
+    found = queries.explanation(rib, None, V4, "10.0.0.3")
+    assert {p["from"]: p["outcome"] for p in found["paths"]} == {
+        "p10.0.0.3": "best",
+        "p10.0.0.2": "the next hop is unreachable",
+    }
+    assert [p["why"] for p in found["peers"]] == ["the best path came from it"]
+
+
+def test_an_explanation_names_who_is_told_and_the_rule(rib: Rib):
+    assert why_told(rib, "10.65.1.0/26") == {
+        "10.0.0.2": (True, "it is a block of this node"),
+        "10.0.0.3": (True, "it is a block of this node"),
+    }
+    assert why_told(rib, "10.65.3.0/26") == {
+        "10.0.0.2": (False, "the best path came from it"),
+        "10.0.0.3": (True, "it is in an IP pool"),
+    }
+
+
+def test_an_explanation_names_the_filter_or_the_drain():
+    rule = BGPFilterRuleV4(action="Reject", cidr="10.65.1.0/26", match_operator="Equal")
+    filters = (
+        Filter(name="none"),
+        Filter(name="mine", export_v4=(BGPFilterRuleV4(action="Accept", interface="none"), rule)),
+    )
+    block = (LocalBlock(cidr="10.65.1.0/26"),)
+    one, two = options("10.0.0.2", filters=("none", "mine")), options("10.0.0.3")
+    rib, _ = speaker(one, two, filters=filters, blocks=block)
+    rib.flush()
+    assert why_told(rib, "10.65.1.0/26")["10.0.0.2"] == (
+        False,
+        "BGPFilter export rule mine[1] rejects it",
+    )
+    rib.configure(config(one, two, blocks=block, drain=Drain.WITHDRAWN))
+    rib.flush()
+    assert why_told(rib, "10.65.1.0/26")["10.0.0.3"] == (False, "this node is drained")
