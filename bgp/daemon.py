@@ -30,6 +30,7 @@ from bgp.control import ControlServer, Request, required
 from bgp.eventloop import EventLoop
 from bgp.generation import Generation, GenerationFiles
 from bgp.kernel.side import KernelSide
+from bgp.metrics import MetricsConfig, MetricsPage, settings
 from bgp.rib.rib import Rib
 from bgp.speaker.engine import Speaker
 from bgp.speaker.seams import EXABGP_VERSION
@@ -49,7 +50,10 @@ PID_FILE, CONTROL_SOCKET = "calico-bgp.pid", "control.sock"
 class Daemon:
     """One run, from the first generation to the stop."""
 
-    def __init__(self, directory: Path, signals: Signals) -> None:
+    def __init__(
+        self, directory: Path, signals: Signals, metrics: MetricsConfig | None = None
+    ) -> None:
+        self._metrics_config = metrics or MetricsConfig()
         self._directory = directory
         self._signals = signals
         self._files = GenerationFiles(directory)
@@ -73,6 +77,7 @@ class Daemon:
         self._speaker = Speaker(self._rib, self.events, on_turn=self._turn)
         control = ControlServer(self._directory / CONTROL_SOCKET, self.events, self._commands())
         self._control = control
+        self._metrics = self._metrics_page()
         config = generation.config
         LOG.info("starting", node=config.node_name, router_id=config.router_id, version=VERSION)
         try:
@@ -81,6 +86,8 @@ class Daemon:
             )
         finally:
             control.close()
+            if self._metrics is not None:
+                self._metrics.close()
             self._kernel.close()
             self.events.close()
         LOG.info("stopped, kernel routes stay", code=self._exit_code or code)
@@ -124,6 +131,8 @@ class Daemon:
         if self._signals.reload or now >= self._poll_at:
             self._poll_at = now + POLL_FILES_S
             self._control.tick(now)
+            if self._metrics is not None:
+                self._metrics.tick(now)
             generation = self._poll_files()
             if generation is not None:
                 self._take_over(generation)
@@ -153,6 +162,13 @@ class Daemon:
             LOG.info("configuration taken over", digest=generation.digest[:12], peers=peers)
 
     # -- looking
+
+    def _metrics_page(self) -> MetricsPage | None:
+        """Errors: ConfigError, the address cannot be used."""
+        config = self._metrics_config
+        if not config.prometheus_metrics_enabled:
+            return None
+        return MetricsPage(config, self._rib, self._speaker.states, self.events)
 
     def _commands(self) -> dict[str, Any]:
         rib, writer = self._rib, self._kernel.writer
@@ -288,6 +304,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"calico-bgp {VERSION}")
     parser.parse_args(argv)
     log.setup()
+    try:
+        metrics = settings(os.environ)
+    except ConfigError as err:
+        LOG.error("cannot start", reason=err)
+        return 1
     directory = paths.bgp_dir()
     signals = Signals()
     signals.install()
@@ -298,7 +319,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         LOG.error("cannot start, is another calico-bgp running?", path=directory, reason=err)
         return 1
     try:
-        return Daemon(directory, signals).run()
+        return Daemon(directory, signals, metrics).run()
     except (ConfigError, ProgrammingFailed, OSError) as err:
         LOG.error("cannot go on", reason=err, exc_info=True)
         return 1

@@ -19,7 +19,7 @@ from libcalico.runtime import log
 
 LOG = log.get(__name__)
 
-_MAX_REQUEST_BYTES = 8 * 1024
+MAX_REQUEST_BYTES = 8 * 1024
 _REQUEST_TIMEOUT_S = 5.0
 _MAX_CONNECTIONS = 64
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed",
@@ -73,7 +73,7 @@ class HttpServer:
         for address in await self._addresses():
             try:
                 server = await asyncio.start_server(
-                    self._serve, address, self._port, ssl=self._tls, limit=_MAX_REQUEST_BYTES
+                    self._serve, address, self._port, ssl=self._tls, limit=MAX_REQUEST_BYTES
                 )
             except OSError as err:  # ::1 where IPv6 is off, say; one address is enough
                 reasons.append(f"{address}: {err.strerror or err}")
@@ -112,7 +112,7 @@ class HttpServer:
             if self._open <= _MAX_CONNECTIONS:
                 async with asyncio.timeout(_REQUEST_TIMEOUT_S):
                     head = await reader.readuntil(b"\r\n\r\n")
-                    writer.write(self._answer(head))
+                    writer.write(answer(self._pages, head))
                     await writer.drain()
         except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError):
             LOG.debug("http request not completed")
@@ -122,21 +122,23 @@ class HttpServer:
             with contextlib.suppress(OSError, ssl.SSLError):
                 await writer.wait_closed()
 
-    def _answer(self, head: bytes) -> bytes:
-        request, method = _parse(head)
-        if request is None:
-            response = Response(400, b"bad request\n")
-        elif method not in ("GET", "HEAD"):
-            response = Response(405, b"only GET\n")
-        else:
-            page = self._pages.get(request.path)
-            response = Response(404, b"not found\n") if page is None else page(request)
-        header = (
-            f"HTTP/1.1 {response.status} {_REASONS.get(response.status, '')}\r\n"
-            f"Content-Type: {response.content_type}\r\n"
-            f"Content-Length: {len(response.body)}\r\nConnection: close\r\n\r\n"
-        ).encode()
-        return header if method == "HEAD" else header + response.body
+
+def answer(pages: Mapping[str, Page], head: bytes) -> bytes:
+    """To one request, whose head ends with an empty line; for servers with a loop of their own."""
+    request, method = _parse(head)
+    if request is None:
+        response = Response(400, b"bad request\n")
+    elif method not in ("GET", "HEAD"):
+        response = Response(405, b"only GET\n")
+    else:
+        page = pages.get(request.path)
+        response = Response(404, b"not found\n") if page is None else page(request)
+    header = (
+        f"HTTP/1.1 {response.status} {_REASONS.get(response.status, '')}\r\n"
+        f"Content-Type: {response.content_type}\r\n"
+        f"Content-Length: {len(response.body)}\r\nConnection: close\r\n\r\n"
+    ).encode()
+    return header if method == "HEAD" else header + response.body
 
 
 def _parse(head: bytes) -> tuple[Request | None, str]:

@@ -48,6 +48,7 @@ class CalicoBgp(BgpNode):
         super().__init__(fabric, number)
         self.bgp_dir = self.directory / "bgp"
         self.bgp_dir.mkdir()
+        self.settings_of_environment: dict[str, str] = {}
         self.settings = SpeakerConfig(
             exabgp_sha256="",
             node_name=f"node{number}",
@@ -122,6 +123,7 @@ class CalicoBgp(BgpNode):
             "PYTHONPATH": str(REPOSITORY),
             "CALICO_RUN_DIR": str(self.directory),
             "CALICO_LOG_DIR": str(self.directory),
+            **self.settings_of_environment,
         }
 
     @property

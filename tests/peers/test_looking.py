@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 
 import pytest
 import yaml
@@ -11,6 +13,7 @@ from calicoctl.main import run
 from tests.peers.base import Fabric, Neighbour
 from tests.peers.bird import Bird
 from tests.peers.speaker import CalicoBgp
+from tests.support.netns import eventually
 
 OURS, THEIRS = "10.65.1.0/26", "10.65.2.0/26"
 
@@ -77,3 +80,30 @@ def test_an_operator_looks_at_a_running_speaker(fabric: Fabric, ctl: Ctl):
 def test_a_speaker_that_does_not_run(ctl: Ctl):
     for words in (("peers",), ("routes",), ("explain", THEIRS), ("received", "10.0.0.1")):
         assert ctl(*words, code=1).startswith("calico-bgp is not running here (")
+
+
+def test_metrics_are_served_when_asked_for_and_a_bad_setting_is_one_line(fabric: Fabric):
+    ours = CalicoBgp(fabric, 1, blocks=(OURS,))
+    ours.netns.run("ip", "link", "set", "lo", "up")
+    ours.configure(Neighbour("10.99.0.2"))
+    ours.settings_of_environment = {"BGP_PROMETHEUSMETRICSENABLED": "true"}
+    ours.start()
+
+    def fetch() -> str:
+        with (
+            contextlib.suppress(OSError),
+            ours.netns.call(lambda: socket.create_connection(("127.0.0.1", 9092), 5)) as sock,
+        ):
+            sock.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            return sock.makefile().read()
+        return ""
+
+    assert eventually(lambda: 'bgp_peer_up{name="Mesh_10_99_0_2",peer="10.99.0.2"} 0.0' in fetch())
+    ours.stop()
+    (ours.directory / "log").write_text("")
+    ours.settings_of_environment = {"BGP_PROMETHEUSMETRICSPORT": "many"}
+    ours.start()
+    assert ours.process is not None
+    assert ours.process.wait(timeout=10) == 1
+    assert ours.log().count("\n") == 1
+    assert "BGP_PROMETHEUSMETRICSPORT" in ours.log() or "PrometheusMetricsPort" in ours.log()
