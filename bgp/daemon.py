@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from bgp import queries
+from bgp import codec, queries
 from bgp.control import ControlServer, Request, required
 from bgp.eventloop import EventLoop
 from bgp.generation import Generation, GenerationFiles
@@ -302,7 +302,22 @@ def write_pid_file(path: Path) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="calico-bgp", description=__doc__.splitlines()[0])
     parser.add_argument("--version", action="version", version=f"calico-bgp {VERSION}")
-    parser.parse_args(argv)
+    parser.add_argument(
+        "command",
+        nargs="?",
+        choices=("decode", "encode"),
+        help="not the daemon: messages from hexadecimal text to JSON lines, or back",
+    )
+    parser.add_argument("message", nargs="?", default="-", help="standard input when it is -")
+    parser.add_argument("--as2", action="store_true", help="AS numbers of two bytes on the wire")
+    given = parser.parse_args(argv)
+    if given.command:
+        return codec.main(given.command, given.message, asn4=not given.as2)
+    return serve()
+
+
+def serve() -> int:
+    """The daemon; returns its exit code."""
     log.setup()
     try:
         metrics = settings(os.environ)

@@ -201,7 +201,7 @@ def pack_announce(
     chunks = _chunks(nlris, MAX_MESSAGE - HEADER_BYTES - 8 - len(head) - len(attributes))
     packed = []
     for chunk in chunks:
-        section = _mp_attribute(MP_REACH_NLRI, head + b"".join(chunk)) + attributes
+        section = mp_attribute(MP_REACH_NLRI, head + b"".join(chunk)) + attributes
         packed.append((message(UPDATE, b"\0\0" + _U16.pack(len(section)) + section), chunk))
     return packed
 
@@ -238,11 +238,11 @@ def refresh_marker(family: Family, subtype: int) -> bytes:
 
 
 def _unreach(value: bytes) -> bytes:
-    section = _mp_attribute(MP_UNREACH_NLRI, value)
+    section = mp_attribute(MP_UNREACH_NLRI, value)
     return message(UPDATE, b"\0\0" + _U16.pack(len(section)) + section)
 
 
-def _mp_attribute(code: int, value: bytes) -> bytes:
+def mp_attribute(code: int, value: bytes) -> bytes:
     if len(value) > 255:
         return bytes([OPTIONAL | EXTENDED_LENGTH, code]) + _U16.pack(len(value)) + value
     return bytes([OPTIONAL, code, len(value)]) + value
