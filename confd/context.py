@@ -69,7 +69,12 @@ class BgpContext:
     log_severity: str
     sessions: tuple[Session, ...]
     speaker: SpeakerConfig
+    ignored_interfaces: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def workload_patterns(self) -> tuple[str, ...]:
+        return tuple(f"{prefix}*" for prefix in self.speaker.workload_interface_prefixes)
 
 
 def build(view: DatastoreView, identity: NodeIdentity, secrets: Secrets) -> BgpContext | None:
@@ -115,6 +120,7 @@ def build(view: DatastoreView, identity: NodeIdentity, secrets: Secrets) -> BgpC
         log_severity=severity,
         sessions=sessions,
         speaker=speaker,
+        ignored_interfaces=own.ignored_interfaces or default.ignored_interfaces,
         warnings=tuple(dict.fromkeys(warnings)),
     )
 

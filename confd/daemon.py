@@ -13,6 +13,7 @@ Layer: wiring and edge. Console script `calico-confd`.
       published in that pass, and every destination keeps its last good text;
   C3  a burst of changes is rendered once: after SETTLE_S of quiet, at the latest after MAX_WAIT_S;
   C4  what failed is tried again at the next change, and every RETRY_S;
+  C6  a reload that failed is made again (C4), also when the file has not changed since;
   C5  whatever ends the synchronisation ends the process, with one line and exit code 1: confd never
       goes on with a view that nobody keeps current.
 SIGHUP renders again, SIGUSR1 writes a state dump into the log directory.
@@ -28,8 +29,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from confd import bird
 from confd.context import BgpContext, NodeIdentity, build
-from confd.publish import CheckFailed, Publisher
+from confd.publish import CheckFailed, Publisher, ReloadFailed
 from confd.render import Renderer, TemplateError
 from confd.resources import TemplateResource, load
 from confd.view import KINDS, DatastoreView
@@ -49,6 +51,7 @@ from libcalico.syncer.watcher import WatchSyncer
 LOG = log.get(__name__)
 SETTLE_S, MAX_WAIT_S, RETRY_S = 0.05, 0.5, 30.0
 SHIPPED = Path(__file__).parent
+SHIPPED_FOR_BIRD = SHIPPED / "bird_set"
 DEFAULT_SECRETS = "/etc/calico/secrets"
 
 
@@ -85,6 +88,8 @@ class Confd:
         self._renderer = Renderer(options.confdir / "templates")
         self._publisher = Publisher(environ, noop=options.noop, keep_stage=options.keep_stage)
         self._resources_dir = options.confdir / "conf.d"
+        self._is_for_bird = engine_of(environ) == "bird"
+        self._to_reload: dict[str, TemplateResource] = {}
         self._warned: tuple[str, ...] = ()
         self._said_problems: dict[str, str] = {}
         self.counters = Counters()
@@ -110,24 +115,34 @@ class Confd:
                 "no BGP configuration yet: the node is not registered", node=self._identity.name
             )
             return False
+        if self._is_for_bird:
+            context = bird.speakable(context)
         self._warn(context)
         return self._publish(resources, context)
 
     def _publish(self, resources: Sequence[TemplateResource], context: BgpContext) -> bool:
         rendered: dict[str, str] = {}
+        written = 0
         variables = {"bgp": context, "speaker": context.speaker, "rendered": rendered}
-        changed = []
         for resource in resources:
             try:
                 rendered[resource.src] = self._renderer.render(resource.src, variables)
                 if self._publisher.publish(resource, rendered[resource.src]):
-                    changed.append(resource)
+                    self._to_reload[resource.name] = resource
+                    written += 1
             except (TemplateError, CheckFailed, OSError) as err:
                 return self._failed(resource.name, err)
+        self.counters.written += written
+        return self._reload()
+
+    def _reload(self) -> bool:
+        for name, resource in list(self._to_reload.items()):
+            try:
+                self._publisher.reload(resource)
+            except ReloadFailed as err:
+                return self._failed(name, err)
+            del self._to_reload[name]
         self.counters.failed.clear()
-        self.counters.written += len(changed)
-        for resource in changed:
-            self._publisher.reload(resource)
         return True
 
     def _failed(self, name: str, err: Exception) -> bool:
@@ -301,17 +316,32 @@ def identity_of(environ: Mapping[str, str]) -> NodeIdentity:
     )
 
 
+def engine_of(environ: Mapping[str, str]) -> str:
+    """CALICO_BGP_ENGINE. Errors: ConfigError."""
+    engine = environ.get("CALICO_BGP_ENGINE", "") or "exabgp"
+    if engine not in ("exabgp", "bird"):
+        reason = "must be exabgp or bird"
+        raise ConfigError("environment", "CALICO_BGP_ENGINE", reason, engine)
+    return engine
+
+
+def shipped(engine: str) -> Path:
+    """The folder of our own templates for this engine."""
+    return SHIPPED_FOR_BIRD if engine == "bird" else SHIPPED
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="calico-confd", description="Render BGP configuration.")
     parser.add_argument("-onetime", "--onetime", action="store_true")
     parser.add_argument("-watch", "--watch", action="store_true", help="the default")
     parser.add_argument("-noop", "--noop", action="store_true")
     parser.add_argument("-keep-stage-file", "--keep-stage-file", action="store_true")
-    parser.add_argument("-confdir", "--confdir", type=Path, default=SHIPPED)
+    parser.add_argument("-confdir", "--confdir", type=Path, default=None)
     parsed = parser.parse_args(arguments)
     log.setup(os.environ.get("CONFD_LOGLEVEL", "info"))
-    options = Options(parsed.onetime, parsed.noop, parsed.keep_stage_file, parsed.confdir)
     try:
+        confdir = parsed.confdir or shipped(engine_of(os.environ))
+        options = Options(parsed.onetime, parsed.noop, parsed.keep_stage_file, confdir)
         _check_folders(options.confdir)
     except ConfigError as err:
         print(f"calico-confd: {err}", file=sys.stderr)  # noqa: T201 - the one line of a bad start

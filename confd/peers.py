@@ -45,7 +45,8 @@ Secrets = Callable[[str, str], str | None]
 class Session:
     """One neighbour. `kind` is mesh, node or global; times in seconds; `ttl_security` hops.
 
-    `withheld` says why it must not run although it is wanted (P6); sessions() has none of those."""
+    `reachable_by` is the gateway of a static route to it. `withheld` says why it must not run
+    although it is wanted (P6); sessions() has none of those."""
 
     address: str
     port: int
@@ -65,6 +66,7 @@ class Session:
     filters: tuple[str, ...] = ()
     allowed_local_as: int = 0
     is_calico_node: bool = False
+    reachable_by: str = ""
     withheld: str = ""
 
     @property
@@ -276,6 +278,7 @@ class PeerCalculator:
             restart_s=_restart_s(spec.max_restart_time),
             ttl_security=spec.ttl_security or 0,
             next_hop_mode=spec.next_hop_mode or "Auto",
+            reachable_by=_gateway(spec.reachable_by, session.version),
             keep_original_next_hop=spec.keep_original_next_hop and not spec.next_hop_mode,
             filters=spec.filters,
         )
@@ -293,6 +296,12 @@ class PeerCalculator:
 
 def _settings(configuration: BGPConfiguration | None) -> BGPConfigurationSpec:
     return configuration.spec if configuration else BGPConfigurationSpec()
+
+
+def _gateway(text: str | None, version: int) -> str:
+    """reachableBy; one of the other family leads nowhere, as in Calico. Errors: ValueError."""
+    gateway = ipaddress.ip_address(text) if text else None
+    return str(gateway) if gateway is not None and gateway.version == version else ""
 
 
 def _restart_s(duration: str | None) -> int:

@@ -37,6 +37,17 @@ class CheckFailed(InvalidInput):
         return f"{self.resource}: {self.command} refused the new text: {self.reason}"
 
 
+class ReloadFailed(InvalidInput):
+    """The file is in its place, but its reader has not taken it."""
+
+    def __init__(self, resource: str, command: str, reason: str) -> None:
+        super().__init__(resource, command, reason)
+        self.resource, self.command, self.reason = resource, command, reason
+
+    def __str__(self) -> str:
+        return f"{self.resource}: reload with {self.command} failed: {self.reason}"
+
+
 class Publisher:
     """Publishes texts. `noop` only says what would change; `keep_stage` leaves stage files."""
 
@@ -73,13 +84,21 @@ class Publisher:
         return True
 
     def reload(self, resource: TemplateResource) -> None:
-        """Tell whoever reads the file. A reader that is not running reads it when it starts."""
+        """Tell whoever reads the file. A reader that is not running reads it when it starts.
+
+        Errors: ReloadFailed."""
+        if self._noop:
+            return
         if resource.reload_pid_file is not None:
             self._signal(resource)
         if resource.reload_cmd:
-            done = self._run([part.format(stage=resource.dest) for part in resource.reload_cmd])
+            command = [part.format(stage=resource.dest) for part in resource.reload_cmd]
+            try:
+                done = self._run(command)
+            except (OSError, subprocess.TimeoutExpired) as err:
+                raise ReloadFailed(resource.name, command[0], str(err)) from err
             if done.returncode:
-                LOG.error("reload failed", resource=resource.name, reason=_said(done))
+                raise ReloadFailed(resource.name, command[0], _said(done))
 
     def _check(self, resource: TemplateResource, stage: Path) -> None:
         if not resource.check_cmd:

@@ -15,6 +15,7 @@ from pathlib import Path
 import jinja2
 import msgspec
 
+from confd import bird
 from libcalico.errors import InvalidInput
 from libcalico.model.speaker import SpeakerConfig
 
@@ -47,6 +48,8 @@ class Renderer:
         )
         self._environment.filters["base64"] = _base64
         self._environment.filters["json"] = to_json
+        self._environment.filters.update(bird.FILTERS)
+        self._environment.globals["priority_base"] = bird.PRIORITY_BASE
         self._environment.filters["of_generation"] = of_generation
 
     def render(self, template: str, variables: Mapping[str, object]) -> str:
@@ -59,6 +62,8 @@ class Renderer:
             raise TemplateError(template, None, f"{err.message} not found") from err
         except jinja2.TemplateError as err:
             raise TemplateError(template, None, err.message or str(err)) from err
+        except ValueError as err:  # of a filter: what the language of the file cannot say
+            raise TemplateError(template, None, str(err)) from err
 
 
 def _base64(text: str) -> str:

@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -280,9 +281,26 @@ def daemons(
     inherited = environment_for_daemons(settings, connection, environ)
     names = ["calico-felix"]
     if settings.has_bgp:
-        names += ["calico-confd", "calico-bgp"]
+        names += ["calico-confd", "calico-bgp"] if not is_bird(settings) else ["calico-confd"]
     folder = Path(sys.executable).parent
-    return [Daemon(name, (str(folder / name),), inherited) for name in names]
+    found = [Daemon(name, (str(folder / name),), inherited) for name in names]
+    return [*found, bird(inherited)] if is_bird(settings) else found
+
+
+def is_bird(settings: NodeSettings) -> bool:
+    return settings.has_bgp and settings.bgp_engine == "bird"
+
+
+def bird(environ: Mapping[str, str]) -> Daemon:
+    """BIRD 2 with the file that confd renders for it. -R: after a crash it tells its neighbours
+    that it kept forwarding. Errors: ConfigError when it is not installed."""
+    executable = shutil.which("bird", path=environ.get("PATH", os.defpath) + ":/usr/sbin")
+    if executable is None:
+        raise ConfigError("environment", "CALICO_BGP_ENGINE", "there is no bird in PATH", "bird")
+    run_dir = paths.run_dir(environ)
+    file = run_dir / "bgp/bird.cfg"
+    command = (executable, "-f", "-R", "-c", str(file), "-s", str(run_dir / "bird.ctl"))
+    return Daemon("bird", command, environ, awaits=file)
 
 
 if __name__ == "__main__":

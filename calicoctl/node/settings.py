@@ -21,6 +21,7 @@ from libcalico.runtime import parse
 T = TypeVar("T")
 SOURCE = "environment"
 AUTODETECT = "autodetect"
+ENGINES = ("exabgp", "bird")
 BACKENDS = ("bird", "exabgp", "vxlan", "none")
 ENCAPSULATIONS = ("Never", "Always", "CrossSubnet")
 # Spellings of earlier releases that manifests still carry.
@@ -71,6 +72,7 @@ class NodeSettings:
     k8s_node_ref: str
     cluster_type: str
     check_duplicates: bool
+    bgp_engine: str = "exabgp"
 
     @property
     def has_bgp(self) -> bool:
@@ -93,6 +95,7 @@ def load(environ: Mapping[str, str], node_name: str) -> NodeSettings:
         k8s_node_ref=environ.get("CALICO_K8S_NODE_REF", ""),
         cluster_type=environ.get("CLUSTER_TYPE", ""),
         check_duplicates=not read.boolean("DISABLE_NODE_IP_CHECK", False),
+        bgp_engine=read.one_of("CALICO_BGP_ENGINE", ENGINES, "exabgp"),
     )
 
 

@@ -5,6 +5,8 @@ Layer: edge (processes). Used by calicoctl.node.main.
   P1  a daemon that ends is started again: at once after exit 129 ("my configuration changed"), else
       after a wait that grows to 30 s and is reset once it has run for a minute. One that says 129
       again and again within a moment waits like the others: it would take the machine with it;
+      Nothing is started before the file that it `awaits`: a daemon that cannot do without would
+      end, and be waited for longer and longer;
   P2  a child never outlives us, however we end: the kernel signals it (PR_SET_PDEATHSIG);
   P3  stop is SIGTERM to all at once, SIGKILL to what is left after the grace time; every child is
       reaped;
@@ -21,6 +23,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from libcalico.errors import RestartRequired
 from libcalico.runtime import log
@@ -32,17 +35,20 @@ FIRST_WAIT_S, LONGEST_WAIT_S, STABLE_AFTER_S = 0.5, 30.0, 60.0
 MOMENT_S = 2.0
 # More than a daemon gives its own tasks (libcalico.runtime.supervise): it says which did not end.
 GRACE_S = 15.0
+# How often a file that a daemon needs is looked for.
+LOOK_S = 0.1
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
-    """`command` is run with `environ` as it is."""
+    """`command` is run with `environ` as it is, not before the file `awaits` exists."""
 
     name: str
     command: tuple[str, ...]
     environ: Mapping[str, str]
+    awaits: Path | None = None
 
 
 @dataclass(slots=True)
@@ -95,6 +101,7 @@ class Supervisor:
 
     async def _keep_running(self, child: _Child) -> None:
         loop = asyncio.get_running_loop()
+        await self._wait_for(child.daemon.awaits)
         while not self._stopping.is_set():
             began = loop.time()
             code = await self._run_once(child)
@@ -108,6 +115,12 @@ class Supervisor:
             LOG.warning("daemon ended", name=child.daemon.name, reason=_why(code), wait_s=wait_s)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
+                    await self._stopping.wait()
+
+    async def _wait_for(self, path: Path | None) -> None:
+        while not (_is_there(path) or self._stopping.is_set()):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
                     await self._stopping.wait()
 
     async def _run_once(self, child: _Child) -> int | None:
@@ -127,6 +140,10 @@ class Supervisor:
         if self._stopping.is_set():
             child.process.terminate()  # it was being started while the others were told to stop
         return await child.process.wait()
+
+
+def _is_there(path: Path | None) -> bool:
+    return path is None or path.exists()
 
 
 def _die_with(parent: int) -> Callable[[], None]:

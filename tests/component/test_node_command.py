@@ -51,7 +51,7 @@ class Node:
         self.journal = directory / "journal"
         bin_dir = directory / "bin"
         bin_dir.mkdir(parents=True)
-        for name in ("calico-felix", "calico-confd", "calico-bgp"):
+        for name in ("calico-felix", "calico-confd", "calico-bgp", "bird"):
             script = bin_dir / name
             script.write_text(STAND_IN.format(python=sys.executable, journal=str(self.journal)))
             script.chmod(0o755)
@@ -149,6 +149,29 @@ def test_a_node_registers_and_runs_its_daemons_until_it_is_stopped(
     node.process.send_signal(signal.SIGHUP)
     node.until(lambda: sum(line.endswith("SIGHUP") for line in node.lines()) == 3)
     assert node.end() == 0
+
+
+def test_the_bird_engine_runs_bird_once_its_configuration_is_there(
+    etcd: EtcdCluster, make_node: NodeMaker, tmp_path: Path
+):
+    path = f"{tmp_path}/node0/bin:{os.environ['PATH']}"
+    node = make_node(etcd.endpoints[0], CALICO_BGP_ENGINE="bird", PATH=path)
+    node.wait_started()
+    node.until(lambda: len(node.lines()) == 2)
+    assert sorted(node.lines()) == ["calico-confd start n1", "calico-felix start n1"]
+    file = node.directory / "run/bgp/bird.cfg"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+    node.until(lambda: "bird start n1" in node.lines())
+    assert len(node.lines()) == 3
+    assert node.end() == 0
+
+
+def test_an_engine_that_is_not_known_is_refused(etcd: EtcdCluster, make_node: NodeMaker):
+    node = make_node(etcd.endpoints[0], CALICO_BGP_ENGINE="quagga")
+    node.until(lambda: node.process.poll() is not None)
+    assert node.process.returncode == 1
+    assert "CALICO_BGP_ENGINE" in node.logged()
 
 
 def test_a_node_of_a_pool_with_encapsulation_gets_its_tunnel_address(
