@@ -52,6 +52,13 @@ _KNOWN = frozenset(
     {ORIGIN, AS_PATH, NEXT_HOP, MED, LOCAL_PREF, ATOMIC_AGGREGATE, AGGREGATOR, COMMUNITIES}
     | {ORIGINATOR_ID, CLUSTER_LIST, EXT_COMMUNITIES, AS4_PATH, AS4_AGGREGATOR, LARGE_COMMUNITIES}
 )
+# RFC 7606 3 c: other flags make the attribute malformed. ExaBGP drops some of these without a
+# word, but we read the raw value of lists. Those that are discarded anyway are not in here.
+_FLAGS = (
+    dict.fromkeys((ORIGIN, AS_PATH, NEXT_HOP, LOCAL_PREF), TRANSITIVE)
+    | dict.fromkeys((MED, ORIGINATOR_ID, CLUSTER_LIST), OPTIONAL)
+    | dict.fromkeys((COMMUNITIES, EXT_COMMUNITIES, LARGE_COMMUNITIES), OPTIONAL | TRANSITIVE)
+)
 _TREAT_AS_WITHDRAW = Attribute.CODE.INTERNAL_TREAT_AS_WITHDRAW
 
 
@@ -85,7 +92,11 @@ def decode_attributes(section: bytes, *, asn4: bool) -> PathAttributes | Malform
         return Malformed(f"undecodable: {err}")
     if _TREAT_AS_WITHDRAW in found:
         return Malformed(str(found[_TREAT_AS_WITHDRAW]))
-    raw = {code: value for _, code, value in raw_attributes(section)}
+    raw = {}
+    for flags, code, value in raw_attributes(section):
+        if code in _FLAGS and flags & (OPTIONAL | TRANSITIVE) != _FLAGS[code]:
+            return Malformed(f"attribute {code} with flags {flags:#x}")
+        raw[code] = value
     if len(raw.get(ORIGIN, b"\0")) != 1 or raw.get(ORIGIN, b"\0")[0] > 2:
         return Malformed("ORIGIN is not IGP, EGP or INCOMPLETE")  # RFC 7606 7.1
     if len(raw.get(NEXT_HOP, b"\0\0\0\0")) != 4:

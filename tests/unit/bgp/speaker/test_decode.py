@@ -57,6 +57,10 @@ MALFORMED = {
     "extended community length": "c01004ff010203",
     "large community length": "c02004ff010203",
     "origin flags": "c0010100",
+    "cluster list flags": "400a0100",
+    "originator flags": "400904 01010101".replace(" ", ""),
+    "community flags": "800804fc000001",
+    "large community flags": "8020 0c 000000010000000200000003".replace(" ", ""),
     "unknown well-known": "40c80101",
     "empty community": "c00800",
 }
