@@ -356,6 +356,30 @@ def test_a_watching_confd_renders_again_on_sighup_and_dumps_on_sigusr1(
 
 
 @pytest.mark.etcd
+def test_a_template_dropped_into_the_folder_is_rendered_without_a_signal(
+    etcd: EtcdCluster, launch, tmp_path: Path
+):
+    for resource in RESOURCES:
+        etcd.ctl("put", path_of(key_of(resource)), encode(resource).decode())
+    for part in ("templates", "conf.d"):
+        shutil.copytree(SHIPPED / part, tmp_path / "c" / part)
+    confd = launch("-confdir", str(tmp_path / "c"), ETCD_ENDPOINTS=etcd.endpoints[0])
+    confd.until(files(tmp_path)[1].exists)
+    motd = tmp_path / "motd"
+    (tmp_path / "c/templates/motd.j2").write_text("{{ bgp.node_name }} {{ bgp.router_id }}\n")
+    (tmp_path / "c/conf.d/90-motd.toml").write_text(
+        f'[template]\nsrc = "motd.j2"\ndest = "{motd}"\nmode = "0640"\n'
+    )
+    confd.until(motd.exists)
+    assert motd.read_text() == "a 192.0.2.9\n"
+    assert motd.stat().st_mode & 0o777 == 0o640
+    (tmp_path / "c/templates/motd.j2").write_text("{{ bgp.nothing }}")
+    confd.until(lambda: "not in force" in confd.logged())
+    assert motd.read_text() == "a 192.0.2.9\n"
+    assert confd.end() == 0
+
+
+@pytest.mark.etcd
 def test_a_confd_started_before_etcd_waits_with_one_line_and_goes_on(
     etcd_cluster_factory: ClusterFactory, launch, tmp_path: Path
 ):
