@@ -49,6 +49,9 @@ truth-table: bootstrap ## policy by evaluator, rules and real packets, case by c
 	@deploy/require-root "make truth-table"
 	TRUTH_TABLE_CASES=$(or $(CASES),20000) TRUTH_TABLE_SEED=$(or $(SEED),0) $(PYTEST) -s tests/netns/test_truth_table.py
 
+fuzz: bootstrap ## 100,000 mutilated BGP messages through the table and the codec tool
+	BRINDLE_FUZZ_CASES=100000 $(PYTEST) tests/property/test_bgp_wire.py tests/unit/bgp/test_codec.py
+
 hunt: bootstrap ## property tests, random and deep, until stopped
 	HYPOTHESIS_PROFILE=hunt $(PYTEST) tests/property
 
@@ -59,4 +62,4 @@ format: ## rewrite the sources in the house format
 wheel: bootstrap ## build/brindle-*.whl, for installing on hosts
 	$(BIN)/pip wheel -q --no-deps --no-build-isolation -w build .
 
-.PHONY: help bootstrap bootstrap-runtimes lab lab-down test check bench truth-table hunt format wheel
+.PHONY: help bootstrap bootstrap-runtimes lab lab-down test check bench truth-table fuzz hunt format wheel
