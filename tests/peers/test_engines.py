@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -337,3 +339,34 @@ def test_both_engines_do_the_same(name, fabric, tmp_path):
     assert birds.second == ours.second
     assert birds.kernel == ours.kernel
     assert birds.third == ours.third
+
+
+def test_a_killed_bird_leaves_the_routes_where_they_are(fabric):
+    first = BirdNode(fabric, 1)
+    add_workloads(first)
+    second = Bird(fabric, 2, routes=FOREIGN)
+    second.configure(V4, V6)
+    first.render(view_of((node(1), node(2), *POOLS), BLOCKS))
+    for speaker in (second, first):
+        speaker.start()
+    second.wait_established("10.99.0.1", "fd99::1")
+    second.wait_learned("10.65.1.0/26")
+    first.wait_kernel("10.65.20.0/26")
+    second.wait_kernel("10.65.1.0/26")
+    changes = [
+        n.netns.spawn("ip", "monitor", "route", stdout=subprocess.PIPE) for n in (first, second)
+    ]
+    before = {address: second.uptime_since(address) for address in ("10.99.0.1", "fd99::1")}
+    first.kill()
+    first.start()
+    for address, old in before.items():
+        assert eventually(lambda a=address, o=old: second.uptime_since(a) != o), address
+    second.wait_established(*before)
+    second.wait_learned("10.65.1.0/26")
+    first.wait_kernel("10.65.20.0/26")
+    assert eventually(lambda: "recovery" not in first.birdc("show", "status").lower())
+    for monitor in changes:
+        monitor.terminate()
+        said = monitor.communicate(timeout=PATIENCE_S)[0].decode()
+        # An IPv6 blackhole of its own BIRD takes away and puts back: seen in every run.
+        assert not re.search(r"Deleted (10\.|fd65|blackhole 10\.)", said), said
