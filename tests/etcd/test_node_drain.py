@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -57,7 +58,8 @@ def test_the_shutdown_is_announced_before_the_routes_go(
     def wait(seconds: float) -> None:
         seen.append((seconds, stored(etcd)["metadata"]["annotations"][ANNOTATION]))
 
-    monkeypatch.setattr("time.sleep", wait)
+    # The command's clock only: waiting for a child process sleeps, too.
+    monkeypatch.setattr("calicoctl.commands.drain.time", SimpleNamespace(sleep=wait))
     ctl("node", "drain", "n1", "--wait", "7")
     assert seen == [(7.0, "graceful-shutdown")]
 
@@ -65,7 +67,8 @@ def test_the_shutdown_is_announced_before_the_routes_go(
 def test_an_undrain_during_the_wait_is_not_undone(
     etcd: EtcdCluster, ctl: Ctl, node: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("time.sleep", lambda _: etcd.ctl("put", KEY, json.dumps(NODE)))
+    undrained = SimpleNamespace(sleep=lambda _: etcd.ctl("put", KEY, json.dumps(NODE)))
+    monkeypatch.setattr("calicoctl.commands.drain.time", undrained)
     ctl("node", "drain", "n1", code=1)
     assert "node n1 was undrained meanwhile" in ctl.err
     assert stored(etcd) == NODE
