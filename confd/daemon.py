@@ -45,7 +45,9 @@ from libcalico.runtime import log, nodename, paths, supervise
 from libcalico.runtime.folderwatch import watching
 from libcalico.runtime.notify import Notifier
 from libcalico.runtime.supervise import Process
+from libcalico.syncer import choice, streams
 from libcalico.syncer.api import SyncStatus, Update
+from libcalico.syncer.typha import TyphaSyncer
 from libcalico.syncer.watcher import WatchSyncer
 
 LOG = log.get(__name__)
@@ -239,7 +241,9 @@ async def start(process: Process, options: Options) -> None:
     datastore = connect(for_daemon(environ))
     prefixes = [prefix_of(kind) for kind in KINDS]
     prefixes += [affinities_prefix(identity.name, version) for version in (4, 6)]
-    syncer = WatchSyncer(datastore, prefixes, ChangeSink(view, changed))
+    following = choice.Following(streams.BGP, prefixes, identity.name)
+    typha = choice.from_environment(environ)
+    syncer = choice.syncer(typha, datastore, following, ChangeSink(view, changed))
     process.on_reload(changed.set)
     process.dumps.register("confd", confd.dump)
     process.dumps.register("syncer", syncer.dump)
@@ -250,7 +254,7 @@ async def start(process: Process, options: Options) -> None:
         process.spawn("render", lambda: _watch(process, confd, changed, confdir=options.confdir))
 
 
-async def _synchronise(datastore: Datastore, syncer: WatchSyncer) -> None:
+async def _synchronise(datastore: Datastore, syncer: WatchSyncer | TyphaSyncer) -> None:
     try:
         await syncer.run()
     finally:

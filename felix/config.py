@@ -38,6 +38,8 @@ from felix.config_parse import NamedTimeout
 from libcalico.runtime import parse
 from libcalico.runtime.config import ParamOptions, Schema, param
 from libcalico.runtime.parse import IPAddress, PortRange, ProtoPort
+from libcalico.syncer.choice import TyphaClientConfig
+from libcalico.syncer.typhas import Target, parse_targets
 
 T = TypeVar("T")
 
@@ -405,6 +407,33 @@ class FelixConfig(InertParams):
         ),
         doc="What a client of /metrics must show.",
     )
+    # Typha: where it is, and how the two know each other.
+    typha_addr: tuple[Target, ...] = param(
+        (),
+        parse=parse_targets,
+        local_only=True,
+        doc="host:port of typhas, comma-separated (tcp:// without TLS, etcd:// as registered);"
+        " empty: the datastore itself.",
+    )
+    typha_read_timeout_s: float = param(
+        30.0, parse=parse.seconds, local_only=True, doc="Silence after which typha is left."
+    )
+    typha_write_timeout_s: float = param(
+        10.0, parse=parse.seconds, local_only=True, doc="Time to write one message to typha."
+    )
+    typha_key_file: str = param("", parse=parse.text, local_only=True, doc="Client key for typha.")
+    typha_cert_file: str = param(
+        "", parse=parse.text, local_only=True, doc="Client certificate for typha."
+    )
+    typha_ca_file: str = param(
+        "", parse=parse.text, local_only=True, name="TyphaCAFile", doc="CA certificate of typha."
+    )
+    typha_cn: str = param(
+        "", parse=parse.text, local_only=True, name="TyphaCN", doc="Common name typha must show."
+    )
+    typha_uri_san: str = param(
+        "", parse=parse.text, local_only=True, name="TyphaURISAN", doc="URI SAN typha must show."
+    )
     log_severity_screen: str = param("INFO", parse=_SEVERITY, doc="Least severity on stderr.")
     debug_simulate_calc_graph_hang_after_s: float = setting(
         0.0, parse=parse.seconds, doc="Prove that a hanging calculation is noticed."
@@ -418,6 +447,20 @@ class FelixConfig(InertParams):
 
 
 SCHEMA: Schema[FelixConfig] = Schema.of(FelixConfig, prefix=ENV_PREFIX)
+
+
+def typha_client(config: FelixConfig) -> TyphaClientConfig:
+    """What felix's own rows say about typha."""
+    return TyphaClientConfig(
+        addr=config.typha_addr,
+        read_timeout_s=config.typha_read_timeout_s,
+        write_timeout_s=config.typha_write_timeout_s,
+        key_file=config.typha_key_file,
+        cert_file=config.typha_cert_file,
+        ca_file=config.typha_ca_file,
+        cn=config.typha_cn,
+        uri_san=config.typha_uri_san,
+    )
 
 
 def etcd_environment(config: FelixConfig, environ: Mapping[str, str]) -> dict[str, str]:

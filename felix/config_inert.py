@@ -4,7 +4,7 @@ Layer: felix.config, pure. `FelixConfig` (felix/config.py) extends this table, s
 configuration. They exist so that a Calico user's felix.cfg, environment and FelixConfiguration
 objects keep working: a typo is still refused, a bad value still named, and felix says at start
 which of them somebody has set (felix/daemon_notices.py). They belong to parts that Brindle does not
-have, or not yet: tunnels, typha, log files; the eBPF and XDP dataplanes, WireGuard, Windows, Istio,
+have, or not yet: tunnels, log files; the eBPF and XDP dataplanes, WireGuard, Windows, Istio,
 flow logs, AWS, the Go runtime. A row moves to felix/config.py when something starts to act on it.
 
 Source: reference/datamodel.md 1.9; Calico felix/config/config_params.go.
@@ -275,34 +275,12 @@ class InertParams:
         "", parse=parse.text, name="VXLANTunnelMACAddrV6", doc="From Node: the same for IPv6."
     )
 
-    # Typha: felix reads the datastore itself.
-    typha_addr: str = param(
-        "", parse=parse.text, local_only=True, doc="host:port of typha; empty goes to etcd itself."
-    )
+    # Typha by its Kubernetes Service: typha is found by address, DNS or its registration.
     typha_k8s_service_name: str = param(
         "", parse=parse.text, local_only=True, doc="Kubernetes Service of typha."
     )
     typha_k8s_namespace: str = param(
         "kube-system", parse=parse.text, local_only=True, doc="Namespace of that Service."
-    )
-    typha_read_timeout_s: float = param(
-        30.0, parse=parse.seconds, local_only=True, doc="Silence after which typha is left."
-    )
-    typha_write_timeout_s: float = param(
-        10.0, parse=parse.seconds, local_only=True, doc="Time to write one message to typha."
-    )
-    typha_key_file: str = param("", parse=parse.text, local_only=True, doc="Client key for typha.")
-    typha_cert_file: str = param(
-        "", parse=parse.text, local_only=True, doc="Client certificate for typha."
-    )
-    typha_ca_file: str = param(
-        "", parse=parse.text, local_only=True, name="TyphaCAFile", doc="CA certificate of typha."
-    )
-    typha_cn: str = param(
-        "", parse=parse.text, local_only=True, name="TyphaCN", doc="Common name typha must show."
-    )
-    typha_uri_san: str = param(
-        "", parse=parse.text, local_only=True, name="TyphaURISAN", doc="URI SAN typha must show."
     )
 
     # Host endpoints, services, and what policy does besides filtering workloads.

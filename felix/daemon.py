@@ -5,7 +5,7 @@ Layer: felix.daemon, the top of felix.
     environment, felix.cfg ─┐
     datastore ──────────────┴► configuration ─► everything below, once (a change that needs more
                                                 ends the process with 129)
-    datastore ─► syncer ─┬► ConfigWatcher
+    datastore ─► syncer ─┬► ConfigWatcher      (or by way of typha: TyphaAddr)
                          ├► ClusterFacts ◄─ CNI agent ◄─ unix socket ◄─ /opt/cni/bin/calico
                          └► GraphFeed ─► CalcGraph ─► intents ─► Dataplane ─► kernel
                                              ▲ pin, retract         │
@@ -35,7 +35,7 @@ from pathlib import Path
 from cni.facts import ClusterFacts
 from felix import config_page, daemon_commands
 from felix.calc.graph import CalcGraph
-from felix.config import FelixConfig
+from felix.config import FelixConfig, typha_client
 from felix.daemon_cni import build_cni
 from felix.daemon_commands import GRAPH_KINDS
 from felix.daemon_config import ConfigWatcher, LocalSettings, read_local, wait_for_datastore
@@ -61,7 +61,7 @@ from libcalico.runtime.health import HealthServer
 from libcalico.runtime.metrics import Metrics, MetricsServer
 from libcalico.runtime.supervise import Process, Restart
 from libcalico.runtime.version import VERSION
-from libcalico.syncer.watcher import WatchSyncer
+from libcalico.syncer import choice, streams
 
 LOG = log.get(__name__)
 # The CNI agent's kernel work. asyncio's own choice is six on two cores, and pods that start would
@@ -200,9 +200,10 @@ class Felix:
             clock=process.clock,
         )
         self.facts = ClusterFacts(local.node)
-        self.syncer = WatchSyncer(
+        self.syncer = choice.syncer(
+            typha_client(config),
             edges.datastore,
-            PREFIXES,
+            choice.Following(streams.FELIX, PREFIXES, local.node),
             FanOut(watcher, self.facts, self.dataplane.policies, self.feed),
             clock=process.clock,
         )

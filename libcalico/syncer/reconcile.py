@@ -8,7 +8,10 @@ Layer: syncer; pure (no I/O, no clock, no logging). Used by `libcalico.syncer.wa
       (S2); a list that broke off half way deletes nothing;
   I4  a value that does not parse is delivered as absent with its error (S4); paths that are not
       ours are not delivered at all;
-  I5  several changes of one path in one batch become one update, the last (S1).
+  I5  several changes of one path in one batch become one update, the last (S1);
+  I6  a range that `never_goes_back` says nothing older than it has said: of a key the largest
+      revision wins, whoever tells it. For one store that is so by itself (and a store restored from
+      a backup is to be believed); for a client that moves between typhas it is not.
 """
 
 from __future__ import annotations
@@ -38,8 +41,11 @@ class Difference:
 class RangeState:
     """What has been delivered of one key range."""
 
-    def __init__(self, prefix: str, *, decode: Decode = codec.decode) -> None:
+    def __init__(
+        self, prefix: str, *, decode: Decode = codec.decode, never_goes_back: bool = False
+    ) -> None:
         self.prefix = prefix
+        self._never_goes_back = never_goes_back
         #: Store revision up to which everything has been delivered; a watch starts behind it.
         self.position = 0
         self._decode = decode
@@ -62,13 +68,15 @@ class RangeState:
         updates = []
         for kv in page.kvs:
             self._seen.add(kv.key)
-            if self._known.get(kv.key) != kv.mod_revision:
+            if self._known.get(kv.key) != kv.mod_revision and not self._is_old(kv):
                 updates.append(self._deliver(kv))
         return [update for update in updates if update is not None]
 
     def end_list(self, revision: int) -> list[Update]:
         """The deletes of what vanished (I3); the range now shows the store at `revision`."""
         gone = [path for path in self._known if path not in self._seen]
+        if self._never_goes_back:
+            gone = [path for path in gone if self._known[path] <= revision]
         self._seen.clear()
         self.position = revision
         updates = [self._forget(path, revision) for path in gone]
@@ -79,6 +87,8 @@ class RangeState:
         last = {event.kv.key: event for event in batch.events}  # I5
         updates = []
         for event in last.values():
+            if self._is_old(event.kv):
+                continue
             if event.type is EventType.PUT:
                 updates.append(self._deliver(event.kv))
             else:
@@ -115,6 +125,9 @@ class RangeState:
 
     def dump(self) -> dict[str, object]:
         return {"prefix": self.prefix, "known": len(self._known), "position": self.position}
+
+    def _is_old(self, kv: KeyValue) -> bool:
+        return self._never_goes_back and self._known.get(kv.key, _UNTRUSTED) > kv.mod_revision
 
     def _deliver(self, kv: KeyValue) -> Update | None:
         key = parse(kv.key)

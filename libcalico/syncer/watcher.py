@@ -21,17 +21,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from libcalico.datastore.api import Datastore
 from libcalico.errors import Transient, Unauthorized, WatchExpired
+from libcalico.model import codec
 from libcalico.runtime import log
 from libcalico.runtime.backoff import Backoff, Throttle
 from libcalico.runtime.clock import SYSTEM, Clock
 from libcalico.syncer.api import SyncSink, SyncStatus, Update
-from libcalico.syncer.reconcile import Difference, RangeState
+from libcalico.syncer.reconcile import Decode, Difference, RangeState
 
 LOG = log.get(__name__)
 
@@ -48,17 +49,21 @@ class SyncerOptions:
     compare_limit: int = 1_000
     retry_first_s: float = 0.2
     retry_limit_s: float = 5.0
+    # What becomes of stored bytes; typha hands them on as they are.
+    decode: Decode = codec.decode
 
 
 @dataclass(slots=True)
 class SyncerStats:
-    """Counters since start, for metrics and dumps."""
+    """Counters since start, for metrics and dumps. `went_back`: how often the store turned out to
+    be older than what it had told us before (restored from a backup)."""
 
     updates: int = 0
     resyncs: int = 0
     bad_values: int = 0
     compared: int = 0
     missed: int = 0
+    went_back: int = 0
 
 
 @dataclass(slots=True)
@@ -90,7 +95,8 @@ class WatchSyncer:
         self._sink = sink
         self._options = options or SyncerOptions()
         self._clock = clock
-        self._ranges = tuple(_Range(RangeState(prefix)) for prefix in prefixes)
+        decode = self._options.decode
+        self._ranges = tuple(_Range(RangeState(prefix, decode=decode)) for prefix in prefixes)
         self._status: SyncStatus | None = None
         self._throttle = Throttle(_LOG_PERIOD_S)
         self._away = False
@@ -106,6 +112,30 @@ class WatchSyncer:
             for item in self._ranges:
                 tasks.create_task(self._follow(item), name=f"syncer {item.state.prefix}")
             tasks.create_task(self._compare_now_and_then(), name="syncer comparison")
+
+    def positions(self) -> dict[str, int]:
+        """Prefix: the store's revision up to which it has been delivered."""
+        return {item.state.prefix: item.state.position for item in self._ranges}
+
+    async def confirm(self, prefixes: Collection[str]) -> int:
+        """Ask the store whether what was delivered of these ranges is all there is. The positions
+        of those for which it is move to the revision asked; the lowest such revision is returned
+        (0 for no prefix). A quiet range learns so that the store has moved on without it.
+
+        Errors: DatastoreUnavailable, Unauthorized.
+        """
+        revisions = [
+            await self._confirm(item) for item in self._ranges if item.state.prefix in prefixes
+        ]
+        return min(revisions, default=0)
+
+    async def _confirm(self, item: _Range) -> int:
+        listed = await self._datastore.list(item.state.prefix, keys_only=True)
+        if listed.revision < item.state.position:
+            self._went_back(item, listed.revision)
+        elif item.is_in_sync and not item.state.differences(listed.kvs):
+            item.state.position = max(item.state.position, listed.revision)
+        return listed.revision
 
     def dump(self) -> dict[str, object]:
         return {
@@ -183,10 +213,7 @@ class WatchSyncer:
         listed = await self._datastore.list(state.prefix, keys_only=True)
         self.stats.compared += 1
         if listed.revision < before:
-            LOG.warning("the store's revision went back, listing again", key=state.prefix,
-                        revision=listed.revision)  # fmt: skip
-            state.distrust()
-            item.ask_for_list()
+            self._went_back(item, listed.revision)
             return
         suspects = state.differences(listed.kvs)
         if not suspects:
@@ -200,6 +227,13 @@ class WatchSyncer:
         await self._clock.sleep(self._options.compare_grace_s)
         for suspect in suspects:
             await self._settle(item, suspect, listed.revision)
+
+    def _went_back(self, item: _Range, revision: int) -> None:
+        LOG.warning("the store's revision went back, listing again", key=item.state.prefix,
+                    revision=revision)  # fmt: skip
+        self.stats.went_back += 1
+        item.state.distrust()
+        item.ask_for_list()
 
     async def _settle(self, item: _Range, suspect: Difference, revision: int) -> None:
         found = await self._datastore.get(suspect.path)
