@@ -202,6 +202,22 @@ async def test_ten_thousand_members_come_shrink_and_go(rig: Rig):
     assert await rig.generation() == generation
 
 
+async def test_a_set_of_250_000_members_grows_and_shrinks(rig: Rig):
+    """More than we put into one transaction: the members come and go in two."""
+    few, many = members(10), members(250_010) - members(10)
+
+    async def kernel_has() -> int:
+        return len((await rig.node.kernel.read()).elements["set-s.friends-4"])
+
+    await rig.node.push(SetUpdate("s:friends", SetKind.NET, few))
+    before = await rig.generation()
+    assert (await rig.node.push(SetDelta("s:friends", many, frozenset()))).failed == 0
+    assert await rig.generation() == before + 2
+    assert await kernel_has() == 250_010
+    assert (await rig.node.push(SetDelta("s:friends", frozenset(), many))).failed == 0
+    assert await kernel_has() == members_listed(rig) == 10
+
+
 async def test_nets_that_contain_each_other_change_places(rig: Rig):
     async def holds(*nets: str) -> bool:
         listed = rig.nft("list", "set", "inet", "calico", "set-s.friends-4")
