@@ -7,6 +7,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 PYTEST := $(BIN)/pytest -q
+# A file's tests stay in one process, so what a module sets up is set up once.
+PARALLEL := $(PYTEST) -n auto --maxprocesses 4 --dist loadfile
 CODE := libcalico ipam felix bgp confd cni typha controllers calicoctl deploy tests
 
 help: ## list the targets
@@ -28,8 +30,8 @@ lab-down: ## remove the lab: processes, namespaces, files (root)
 test: export REQUIRE_ALL = 1
 test: bootstrap-runtimes check ## everything: check, then properties, etcd, kernel, BGP, container runtimes, the lab (root)
 	@deploy/require-root "make test"
-	$(PYTEST) tests/property tests/etcd tests/component
-	$(PYTEST) tests/netns tests/peers
+	$(PARALLEL) tests/property tests/etcd tests/component
+	$(PARALLEL) tests/netns tests/peers
 	$(PYTEST) tests/runtimes
 	$(PYTEST) tests/e2e
 
