@@ -22,6 +22,7 @@ from felix.rules.sets import (
     FlatNets,
     SetSpec,
     family_of,
+    host_addresses,
     ip_port_element,
     ip_port_set,
     net_set,
@@ -97,6 +98,10 @@ class IpSetManager:
     def _elements_of(self, made: _Set, members: Iterable[str]) -> dict[int, set[bytes]]:
         if made.kind is SetKind.IP_PORT:
             return _ip_ports(members)
+        hosts = host_addresses(members)
+        if hosts is not None:
+            made.flat[4].add_hosts(hosts)
+            return {4: {address + address for address in hosts}, 6: set()}
         nets = _nets(members)
         for version in VERSIONS:
             made.flat[version].add(nets[version])

@@ -279,6 +279,8 @@ def _tree_elements(size: int, keys: Iterable[bytes]) -> list[bytes]:
 
     The end of a range that reaches the last address does not exist: it is left open."""
     start, end = _elem_prefix(size, 0), _elem_prefix(size, 8)
+    if size == _V4_BYTES:
+        return _v4_tree_elements(start, end, keys)
     pad = b"\0" * (-size & 3)
     tail = pad + be32(3, ELEM_INTERVAL_END)
     top = b"\xff" * size
@@ -291,6 +293,23 @@ def _tree_elements(size: int, keys: Iterable[bytes]) -> list[bytes]:
             opening += end + after + tail
         found.append(opening)
     return found
+
+
+_V4_BYTES = 4
+_V4_RANGE = struct.Struct(">II")
+_V4_TAIL = be32(3, ELEM_INTERVAL_END)
+_V4_INTERVAL = struct.Struct(f">12sI12sI{len(_V4_TAIL)}s")
+
+
+def _v4_tree_elements(start: bytes, end: bytes, keys: Iterable[bytes]) -> list[bytes]:
+    """The same for IPv4, of which there are most: one packing for each."""
+    pack, tail = _V4_INTERVAL.pack, _V4_TAIL
+    return [
+        pack(start, first, end, last + 1, tail)
+        if last != 0xFFFFFFFF
+        else start + first.to_bytes(_V4_BYTES, "big")
+        for first, last in _V4_RANGE.iter_unpack(b"".join(keys))
+    ]
 
 
 def _elem_prefix(size: int, extra: int) -> bytes:

@@ -3,16 +3,20 @@
 Layer: pure. Used by policy.py.
 
 Consecutive rules of one action are an OR, so their order does not matter. Those among them that
-constrain the same fields by plain values (nets, protocol, ports; no sets, no negation, no ICMP)
-become one rule that looks the concatenation of these fields up in a set of intervals: a policy of
-thousands of addresses and ports costs a packet one lookup instead of thousands of comparisons.
+constrain the same fields by plain values (nets, protocol, ports) and have everything else in common
+(address sets, excluded nets; no ICMP, no excluded or named ports) become one rule that looks the
+concatenation of these fields up in a set of intervals: a policy of thousands of addresses and ports
+costs a packet one lookup instead of thousands of comparisons, and a kernel that checks all rules of
+a table at every change has fewer to check.
 
   F1  the combinations of a set are disjoint (the kernel refuses overlapping ones): ports of one
       address are merged, and from a network's ports those of every wider network are taken away;
       where two address fields could overlap crosswise the rules stay as they are;
   F2  the union of the combinations is the union of the rules, exactly (property test);
   F3  few rules stay as they are: comparing a few values is cheaper than a lookup, and each rule
-      keeps its own comment.
+      keeps its own comment;
+  F4  a field in which all combinations agree is compared and not part of the lookup: what is left
+      is often one field, or nothing but a range of ports, which the kernel does far more cheaply.
 """
 
 from __future__ import annotations
@@ -20,29 +24,35 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 from felix.intent import Action, CompiledRule, EntityMatch
 from felix.rules.chain import (
-    INET_PROTO,
     INET_SERVICE,
+    Between,
+    Compare,
     Field,
+    InNet,
     Literal,
     Lookup,
     Match,
     key_of,
-    of_family,
     port_bytes,
 )
-from felix.rules.match import merge_ranges
-from felix.rules.sets import ADDRESS_TYPE, BITS, family_of, parse_net
+from felix.rules.match import merge_ranges, variants
+from felix.rules.sets import BITS, family_of, parse_net
 
 FOLD_MIN_RULES = 4
 _MAX_COMBINATIONS_PER_RULE = 256
 _MAX_COMBINATIONS = 16_384
 _ALL_PORTS = ((0, 65535),)
+_SOURCE = {4: Field.IP4_SADDR, 6: Field.IP6_SADDR}
+_DESTINATION = {4: Field.IP4_DADDR, 6: Field.IP6_DADDR}
 
 Net = tuple[int, int]
 Ports = list[tuple[int, int]]
+# Sets, excluded sets, excluded nets.
+_Others = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +64,10 @@ class Group:
     conjunctions: tuple[tuple[Match, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """Which fields a rule constrains."""
+class _Shape(NamedTuple):
+    """Which fields a rule constrains by values, and what else it says of (source, destination)."""
 
+    others: tuple[_Others, _Others]
     family: int | None
     source: bool
     destination: bool
@@ -124,20 +134,21 @@ def _shape(rule: CompiledRule) -> _Shape | None:
     ports = Field.TH_SPORT if source.ports else Field.TH_DPORT if destination.ports else None
     if (ports is not None) and rule.protocol is None:
         return None
-    shape = _Shape(
-        family, bool(source.nets), bool(destination.nets), rule.protocol is not None, ports
-    )
-    if not (shape.source or shape.destination or shape.protocol):
+    has_protocol = rule.protocol is not None
+    if not (source.nets or destination.nets or has_protocol):
         return None
+    others = (
+        (source.sets, source.not_sets, source.not_nets),
+        (destination.sets, destination.not_sets, destination.not_nets),
+    )
+    shape = _Shape(others, family, bool(source.nets), bool(destination.nets), has_protocol, ports)
     return shape if _combinations(rule) <= _MAX_COMBINATIONS_PER_RULE else None
 
 
 def _is_plain(entity: EntityMatch) -> bool:
+    """Whether its ports are values alone: a named port is an alternative of theirs."""
     return not (
-        entity.not_nets
-        or entity.sets
-        or entity.not_sets
-        or entity.named_port_sets
+        entity.named_port_sets
         or entity.not_ports
         or entity.not_named_port_sets
         or entity.ip_port_sets
@@ -146,6 +157,8 @@ def _is_plain(entity: EntityMatch) -> bool:
 
 def _family(rule: CompiledRule) -> int | None:
     """The one family the rule is about, None for both, 0 when it mixes them."""
+    if not (rule.source.nets or rule.destination.nets):
+        return rule.ip_version
     families = {family_of(net) for net in (*rule.source.nets, *rule.destination.nets)}
     if rule.ip_version is not None:
         families.add(rule.ip_version)
@@ -155,6 +168,8 @@ def _family(rule: CompiledRule) -> int | None:
 
 
 def _combinations(rule: CompiledRule) -> int:
+    if not (rule.source.nets or rule.destination.nets):
+        return len(rule.source.ports or rule.destination.ports)
     ports = len(rule.source.ports or rule.destination.ports) or 1
     return max(1, len(rule.source.nets)) * max(1, len(rule.destination.nets)) * ports
 
@@ -162,8 +177,7 @@ def _combinations(rule: CompiledRule) -> int:
 # ------------------------------------------------------------------------------- combinations
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     """A combination without its ports."""
 
     source: Net | None
@@ -182,12 +196,27 @@ def _group(shape: _Shape, rules: list[CompiledRule]) -> Group | None:
     disjoint = _disjoint(ports_by_place, shape)
     if sum(map(len, disjoint.values())) > _MAX_COMBINATIONS:
         return None
-    head: tuple[Match, ...] = (of_family(shape.family),) if shape.family is not None else ()
-    lookup = Lookup(_fields(shape), Literal(_elements(disjoint, shape), interval=True))
-    return Group(rules[0].action, _label(rules), ((*head, lookup),))
+    found = _matches(disjoint, shape)
+    # What all rules have in common begins with the family (C2 of chain.py), if it has anything.
+    conjunctions = tuple((*rest[:1], *found, *rest[1:]) for rest in variants(_rest(shape)))
+    return Group(rules[0].action, _label(rules), conjunctions)
+
+
+def _rest(shape: _Shape) -> CompiledRule:
+    """What the rules have in common."""
+    source, destination = (
+        EntityMatch(sets=sets, not_sets=not_sets, not_nets=not_nets)
+        for sets, not_sets, not_nets in shape.others
+    )
+    return CompiledRule(
+        Action.ALLOW, 0, ip_version=shape.family, source=source, destination=destination
+    )
 
 
 def _places(rule: CompiledRule) -> Iterator[_Place]:
+    if not (rule.source.nets or rule.destination.nets):
+        yield _Place(None, None, rule.protocol)
+        return
     sources: list[Net | None] = [parse_net(net)[1:] for net in rule.source.nets] or [None]
     targets: list[Net | None] = [parse_net(net)[1:] for net in rule.destination.nets] or [None]
     for source, destination in product(sources, targets):
@@ -253,49 +282,91 @@ def subtract_ranges(ports: Ports, taken: Ports) -> Ports:
 # ------------------------------------------------------------------------------------ encoding
 
 
-def _fields(shape: _Shape) -> tuple[Field, ...]:
-    fields: list[Field] = []
-    if shape.source:
-        fields.append(Field.IP6_SADDR if shape.family == 6 else Field.IP4_SADDR)
-    if shape.destination:
-        fields.append(Field.IP6_DADDR if shape.family == 6 else Field.IP4_DADDR)
-    if shape.protocol:
-        fields.append(Field.L4PROTO)
-    if shape.ports is not None:
-        fields.append(shape.ports)
-    return tuple(fields)
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """One field of the combinations: its (first, last) in each, in the kernel's bytes."""
+
+    field: Field
+    ranges: list[tuple[bytes, bytes]]
+
+    @property
+    def is_common(self) -> bool:
+        return all(one == self.ranges[0] for one in self.ranges)
+
+    @property
+    def is_exact(self) -> bool:
+        return all(first == last for first, last in self.ranges)
 
 
-def _elements(places: dict[_Place, Ports], shape: _Shape) -> tuple[bytes, ...]:
-    found: list[bytes] = []
-    for place, ports in places.items():
-        for first_port, last_port in ports:
-            found.append(
-                _corner(place, first_port, shape, last=False)
-                + _corner(place, last_port, shape, last=True)
-            )
-    return tuple(sorted(found))
+def _matches(places: dict[_Place, Ports], shape: _Shape) -> list[Match]:
+    """F4: comparisons of what is common, then one lookup of the rest."""
+    columns = _columns(places, shape)
+    common = [column for column in columns if column.is_common]
+    if shape.protocol and columns[0] not in common:
+        # A port is read behind the protocol (match.M3): in one lookup with it.
+        common = [column for column in common if column.field is not shape.ports]
+    others = [column for column in columns if column not in common]
+    found = [match for column in common for match in _compare(column)]
+    return [*found, _lookup(others)] if others else found
 
 
-def _corner(place: _Place, port: int, shape: _Shape, *, last: bool) -> bytes:
+def _columns(places: dict[_Place, Ports], shape: _Shape) -> list[_Column]:
+    """The protocol first, then addresses, then ports."""
+    rows = [(place, one) for place, ports in places.items() for one in ports]
     family = shape.family or 4
-    parts = [
-        (ADDRESS_TYPE[family], _end(net, family, last=last))
-        for net in (place.source, place.destination)
-        if net is not None
-    ]
+    columns: list[_Column] = []
     if shape.protocol:
-        parts.append((INET_PROTO, bytes([place.protocol or 0])))
+        numbers = [bytes([place.protocol or 0]) for place, _ in rows]
+        columns.append(_Column(Field.L4PROTO, list(zip(numbers, numbers, strict=True))))
+    if shape.source:
+        spans = [_span(place.source, family) for place, _ in rows]
+        columns.append(_Column(_SOURCE[family], spans))
+    if shape.destination:
+        spans = [_span(place.destination, family) for place, _ in rows]
+        columns.append(_Column(_DESTINATION[family], spans))
     if shape.ports is not None:
-        parts.append((INET_SERVICE, port_bytes(port)))
-    return key_of(*parts) if len(parts) > 1 else parts[0][1]
+        ends = [(port_bytes(first), port_bytes(last)) for _, (first, last) in rows]
+        columns.append(_Column(shape.ports, ends))
+    return columns
 
 
-def _end(net: Net, family: int, *, last: bool) -> bytes:
-    base, length = net
-    bits = BITS[family]
-    value = base | ((1 << (bits - length)) - 1) if last else base
-    return value.to_bytes(bits // 8, "big")
+def _span(net: Net | None, family: int) -> tuple[bytes, bytes]:
+    """First and last address."""
+    base, length = net or (0, 0)
+    size = BITS[family] // 8
+    last = base | ((1 << (BITS[family] - length)) - 1)
+    return base.to_bytes(size, "big"), last.to_bytes(size, "big")
+
+
+def _compare(column: _Column) -> tuple[Match, ...]:
+    first, last = column.ranges[0]
+    if first == last:
+        return (Compare(column.field, first),)
+    if column.field.type is INET_SERVICE:
+        return (Between(column.field, first, last),)
+    bits = int.from_bytes(first, "big") ^ int.from_bytes(last, "big")
+    length = len(first) * 8 - bits.bit_length()
+    # All addresses: the match on the family, which every rule with addresses has, says it.
+    return (InNet(column.field, first, length),) if length else ()
+
+
+def _lookup(columns: list[_Column]) -> Lookup:
+    """Without ranges a plain (hashed) set: several times as fast as one of intervals."""
+    fields = tuple(column.field for column in columns)
+    is_exact = all(column.is_exact for column in columns)
+    rows = zip(*(column.ranges for column in columns), strict=True)
+    elements = {
+        _key(fields, [first for first, _ in row])
+        + (b"" if is_exact else _key(fields, [last for _, last in row]))
+        for row in rows
+    }
+    return Lookup(fields, Literal(tuple(sorted(elements)), interval=not is_exact))
+
+
+def _key(fields: tuple[Field, ...], values: list[bytes]) -> bytes:
+    if len(values) == 1:
+        return values[0]
+    return key_of(*((field.type, value) for field, value in zip(fields, values, strict=True)))
 
 
 def _label(rules: list[CompiledRule]) -> str:

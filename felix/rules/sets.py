@@ -102,6 +102,7 @@ def parse_net(text: str) -> tuple[int, int, int]:
 
 # Canonical members only; anything else goes the slow way and is judged there.
 _V4_NETS = re.compile(r"(?:\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}/\d{1,2} )*")
+_V4_HOSTS = re.compile(r"(?:\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}/32 )+")
 _V4_RECORD = struct.Struct(">IB")
 
 
@@ -126,6 +127,19 @@ def _parse_v4_nets(texts: Sequence[str]) -> list[tuple[int, int]]:
             if max((length for _base, length in nets), default=0) <= BITS[4]:
                 return nets
     return [parse_net(text)[1:] for text in texts]
+
+
+def host_addresses(texts: Iterable[str]) -> list[bytes] | None:
+    """The addresses, when every member is a single IPv4 address: the usual set, twice as fast as
+    by way of networks. None: look at each."""
+    joined = " ".join(texts) + " "
+    if not _V4_HOSTS.fullmatch(joined):
+        return None
+    try:
+        data = bytes(map(int, joined[: -len("/32 ")].replace("/32 ", ".").split(".")))
+    except ValueError:  # an octet above 255
+        return None
+    return [data[at : at + 4] for at in range(0, len(data), 4)]
 
 
 def address_bytes(text: str) -> bytes:
@@ -188,6 +202,12 @@ class FlatNets:
             if bases is None:
                 bases = by_length[length] = set()
             bases.add(base)
+
+    def add_hosts(self, addresses: Sequence[bytes]) -> None:
+        """Single IPv4 addresses."""
+        numbers = struct.unpack(f">{len(addresses)}I", b"".join(addresses))
+        if numbers:
+            self._by_length.setdefault(BITS[4], set()).update(numbers)
 
     def remove(self, nets: Iterable[tuple[int, int]]) -> None:
         for base, length in nets:

@@ -14,6 +14,7 @@ from felix.rules.sets import (
     FlatNets,
     SetSpec,
     address_bytes,
+    host_addresses,
     ip_port_element,
     ip_port_set,
     net_element,
@@ -149,3 +150,19 @@ def test_flattening_keeps_exactly_the_addresses(members: set[str], address):
     assert any(covers(element, str(address)) for element in elements) == wanted
     for before, after in itertools.pairwise(elements):
         assert before[4:] < after[:4], "S1: elements overlap"
+
+
+def test_hosts_are_read_at_once_and_anything_else_is_looked_at():
+    assert host_addresses(["10.0.0.1/32", "255.1.2.3/32"]) == [b"\n\0\0\1", b"\xff\1\2\3"]
+    for odd in ("10.0.0.0/24", "256.0.0.1/32", "fd00::1/128", "10.0.0.1", "10.0.0/32"):
+        assert host_addresses(["10.0.0.1/32", odd]) is None
+    assert host_addresses([]) is None
+
+
+def test_flat_nets_of_hosts_are_those_of_their_networks():
+    members = ["10.0.0.1/32", "10.0.0.9/32"]
+    flat, other = FlatNets(4), FlatNets(4)
+    flat.add_hosts(host_addresses(members) or [])
+    other.add(parse_nets(members)[4])
+    assert flat == other
+    assert flat.elements() == {address * 2 for address in (b"\n\0\0\1", b"\n\0\0\x09")}
