@@ -18,7 +18,7 @@ Names and semantics follow Calico's calc graph (reference/datamodel.md 5).
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from libcalico.model.keys import ResourceKey
 
@@ -165,12 +165,16 @@ class TierPolicies:
 
     A tier whose list for a direction is empty does not take part in that direction. `default_deny`
     False means the tier's end passes to the next. Staged policies are not listed here; a tier with
-    only staged policies in a direction has an empty list there."""
+    only staged policies in a direction has an empty list there.
+
+    `names` is what felix.rules.policy calls the list, by direction, once it has worked that out:
+    endpoints that are governed alike have one such object, and its name is asked for by each."""
 
     tier: str
     ingress: tuple[ResourceKey, ...]
     egress: tuple[ResourceKey, ...]
     default_deny: bool = True
+    names: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,8 @@ class EndpointRulesManager:
         before: WorkloadEndpointUpdate | None,
         after: WorkloadEndpointUpdate | None,
     ) -> None:
+        if before and after and _sources(before) == _sources(after):
+            return
         for version in VERSIONS:
             old = source_elements(ifname, before.nets if before else (), version)
             new = source_elements(ifname, after.nets if after else (), version)
@@ -192,6 +194,10 @@ class EndpointRulesManager:
             "qos": self._qos.dump(),
             "endpoint_chains": self._chains.dump(),
         }
+
+
+def _sources(endpoint: WorkloadEndpointUpdate) -> tuple[tuple[str, ...], ...]:
+    return endpoint.nets, endpoint.allowed_source_prefixes
 
 
 def _prefixes(endpoint: WorkloadEndpointUpdate | None) -> tuple[str, ...]:

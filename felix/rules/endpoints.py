@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from felix.intent import TierPolicies, WorkloadEndpointUpdate
 from felix.rules.chain import DROP, Chain, Rule, Verdict, goto, jump
@@ -27,7 +28,7 @@ from felix.rules.policy import deny, policies_of, settings_for, tier_chain_name
 from felix.rules.settings import RuleSettings
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Governance:
     """All that decides one direction of an endpoint.
 
@@ -53,7 +54,7 @@ class Governance:
         taking_part = tuple(tier for tier in tiers if policies_of(tier, direction))
         return cls(direction, taking_part, tuple(profiles), before, is_open)
 
-    @property
+    @cached_property
     def chain_name(self) -> str:
         tiers = (f"tier:{tier_chain_name(tier, self.direction)}" for tier in self.tiers)
         profiles = (f"profile:{name}" for name in self.profiles)

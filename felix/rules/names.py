@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from functools import lru_cache
 
 TABLE = "calico"  # family inet; the whole table is ours
 
@@ -39,6 +40,7 @@ def identity_hash(*parts: str) -> str:
     return base64.b32encode(digest(*parts)[:12]).decode().rstrip("=").lower()
 
 
+@lru_cache(maxsize=16_384)  # every list of a tier names all of its policies
 def policy_chain(direction: str, kind: str, namespace: str, name: str) -> str:
     """`direction` is "in" or "out"."""
     return f"policy-{direction}-{_slug(name)}-{identity_hash(direction, kind, namespace, name)}"

@@ -194,6 +194,13 @@ def policies_of(tier: TierPolicies, direction: str) -> tuple[ResourceKey, ...]:
 
 
 def tier_chain_name(tier: TierPolicies, direction: str) -> str:
+    name = tier.names.get(direction)
+    if name is None:
+        name = tier.names[direction] = _tier_chain_name(tier, direction)
+    return name
+
+
+def _tier_chain_name(tier: TierPolicies, direction: str) -> str:
     identities = [f"{key.kind}/{key.namespace}/{key.name}" for key in policies_of(tier, direction)]
     default = "deny" if tier.default_deny else "pass"
     return tier_chain(direction, tier.tier, default, *identities)
