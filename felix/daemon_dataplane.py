@@ -135,7 +135,9 @@ def _open_iptables(config: FelixConfig, closing: ExitStack, *, has_ipv6: bool) -
     worker = KernelWorker()
     closing.callback(worker.close)
     if config.nftables_mode != "Disabled":
-        both = (IptablesKernel(CommandRunner(), variant, worker) for variant in Variant)
+        both = (
+            IptablesKernel(CommandRunner.dying_with_us(), variant, worker) for variant in Variant
+        )
         return IptablesPorts(others={one.variant.value: one for one in both})
     used, other = open_iptables(config.iptables_backend, worker, ip_versions(has_ipv6=has_ipv6))
     others: dict[str, IptablesPort] = {}

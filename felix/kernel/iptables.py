@@ -9,7 +9,12 @@ reads before it writes again.
 
   B1  a variant's own commands are taken (iptables-nft-save); a plain `iptables-save` only where
       there are none, as on systems that have one variant;
-  B2  which refusals are about content (RestoreRefused) and which about the moment is decided here.
+  B2  which refusals are about content (RestoreRefused) and which about the moment is decided here;
+  B3  a tool gets its script as a whole, in a file without a name, not through a pipe: when felix is
+      killed a pipe ends anywhere, and ipset takes a last line that was cut off for what it says,
+      10.0.0.0/1 for 10.0.0.0/16;
+  B4  a tool dies with felix: what it would still write, once it had the lock, is older than what
+      the next felix reads.
 
 Source: iptables-restore(8), ipset(8); Calico felix/environment/feature_detect_linux.go (detection).
 """
@@ -37,6 +42,7 @@ LOCK_WAIT_S = 30
 _COMMAND_S = 15.0
 _LINES_PER_S = 20_000  # the slowest we allow a script to be taken
 _IN_USE_EXIT = 4  # xtables' RESOURCE_PROBLEM: the lock, or memory
+_NOT_RUN_EXITS = (126, 127)  # setpriv's, when it could not run the tool
 _FOR_NOW = re.compile(r"xtables lock|temporarily unavailable|Interrupted system call", re.I)
 _LINE = re.compile(r"line:? (\d+)")
 _KUBERNETES = ("KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY")
@@ -70,20 +76,30 @@ class Runner(Protocol):
 
 
 class CommandRunner:
-    """The real one; `prefix` is for tests (nsenter)."""
+    """The real one; `prefix` is what runs the command (setpriv, and nsenter in tests)."""
 
     def __init__(self, *prefix: str) -> None:
         self._prefix = prefix
 
+    @classmethod
+    def dying_with_us(cls) -> CommandRunner:
+        """B4, where there is a setpriv (util-linux). Runs commands in a thread that stays."""
+        if shutil.which("setpriv") is None:
+            return cls()
+        return cls("setpriv", "--pdeathsig", "KILL", "--")
+
     def __call__(self, argv: Sequence[str], stdin: str, timeout_s: float) -> Finished:
-        done = subprocess.run(
-            [*self._prefix, *argv],
-            input=stdin.encode(),
-            capture_output=True,
-            timeout=timeout_s,
-            check=False,
-            env=os.environ | {"LC_ALL": "C"},
-        )
+        with open(os.memfd_create("script"), "w+b") as script:
+            script.write(stdin.encode())
+            script.seek(0)
+            done = subprocess.run(
+                [*self._prefix, *argv],
+                stdin=script,
+                capture_output=True,
+                timeout=timeout_s,
+                check=False,
+                env=os.environ | {"LC_ALL": "C"},
+            )
         return Finished(
             done.returncode,
             done.stdout.decode(errors="replace"),
@@ -169,7 +185,7 @@ def open_iptables(
     """(the variant to use, the other one). `backend` is IptablesBackend: "legacy", "nft", "auto".
 
     Errors: ProgrammingFailed, naming the commands that are not installed."""
-    run = runner or CommandRunner()
+    run = runner or CommandRunner.dying_with_us()
     found = detect_variant(run)
     variant = found if backend == "auto" else Variant(backend)
     if variant is not found:
@@ -204,7 +220,8 @@ def execute(runner: Runner, argv: Sequence[str], stdin: str, timeout_s: float) -
 def _failure(tool: str, done: Outcome) -> ProgrammingFailed:
     """B2."""
     text = _words(done.stderr) or f"exit code {done.returncode}"
-    if done.returncode == _IN_USE_EXIT or done.returncode < 0 or _FOR_NOW.search(text):
+    is_for_now = done.returncode in (_IN_USE_EXIT, *_NOT_RUN_EXITS) or done.returncode < 0
+    if is_for_now or _FOR_NOW.search(text):
         return ProgrammingFailed("run", tool, done.returncode, text)
     found = _LINE.search(done.stderr)
     return RestoreRefused(tool, int(found[1]) if found else 0, text)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,7 @@ from felix.kernel.iptables import (
 from felix.kernel.worker import KernelWorker
 from libcalico.errors import ProgrammingFailed
 from tests.support.iptables import InlineWorker
+from tests.support.netns import eventually
 
 EVERYTHING = {
     f"ip{six}tables-{variant}{verb}"
@@ -217,3 +219,57 @@ def test_a_variant_without_commands_of_its_own_is_nobody_elses():
     made = IptablesKernel(Answers(), Variant.LEGACY, InlineWorker(), which=only_plain)
     assert not made.has_own_commands
     assert kernel(Answers()).has_own_commands
+
+
+SLOW_TOOL = """
+echo $$ >"$1/begun.new"; mv "$1/begun.new" "$1/begun"
+while [ ! -e "$1/go" ]; do sleep 0.01; done
+cat >"$1/got"; touch "$1/ended"
+"""
+RUNS_IT = """
+import sys
+from felix.kernel.iptables import CommandRunner
+runner = eval(sys.argv[1])
+runner(("sh", "-c", sys.argv[2], "sh", sys.argv[3]), sys.stdin.read(), 60.0)
+"""
+
+
+def killed_while_its_tool_runs(runner: str, script: str, directory: Path) -> int:
+    """A felix that has begun to run a tool with this script is dead; the tool's pid."""
+    (directory / "script").write_text(script)
+    with (directory / "script").open("rb") as source:
+        argv = (sys.executable, "-c", RUNS_IT, runner, SLOW_TOOL, str(directory))
+        felix = subprocess.Popen(argv, stdin=source)
+    assert eventually((directory / "begun").exists)
+    felix.kill()
+    felix.wait()
+    return int((directory / "begun").read_text())
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_tool_has_its_whole_script_though_felix_is_killed(tmp_path: Path):
+    # Longer than what a pipe holds. Cut off, a network of the last line would be another one.
+    script = "".join(f"add set 10.{n // 256}.{n % 256}.0/24\n" for n in range(20_000))
+    killed_while_its_tool_runs("CommandRunner()", script, tmp_path)
+    (tmp_path / "go").touch()
+    assert eventually((tmp_path / "ended").exists)
+    assert (tmp_path / "got").read_text() == script
+
+
+def test_a_tool_dies_with_felix(tmp_path: Path):
+    pid = killed_while_its_tool_runs("CommandRunner.dying_with_us()", "", tmp_path)
+    assert eventually(lambda: not is_running(pid))
+    assert not (tmp_path / "got").exists()
+
+
+async def test_a_tool_that_could_not_be_run_is_no_refusal():
+    answers = Answers(ipset=Finished(127, stderr="setpriv: failed to execute ipset: No such file"))
+    with pytest.raises(ProgrammingFailed) as caught:
+        await kernel(answers).restore_sets("destroy s\n")
+    assert not isinstance(caught.value, RestoreRefused)
