@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from libcalico.model.keys import ResourceKey
+
 if TYPE_CHECKING:
     from calicoctl.kinds import Environment
 
@@ -168,3 +170,14 @@ def _expression(term: Mapping[str, Any]) -> str:
             return str(key)
         case _:
             return f"!{key}"
+
+
+def realized(shown: Shown, environment: Environment) -> str:
+    """On how many nodes, and where not; "unknown" when the nodes' reports could not be read."""
+    if environment.realization is None:
+        return "unknown"
+    key = ResourceKey(
+        str(get(shown, "kind")), name(shown, environment), get(shown, "metadata", "namespace") or ""
+    )
+    revision = int(get(shown, "metadata", "resourceVersion") or 0)
+    return str(environment.realization.of(key, revision))

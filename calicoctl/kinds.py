@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from calicoctl import cells
+from calicoctl.realization import Realization
 from libcalico.errors import SuiteError
 from libcalico.model.kinds import KIND_BY_NAME, KindInfo
 
@@ -20,9 +21,11 @@ Cell = Callable[[Shown, "Environment"], str]
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a cell may need beside its object: the cluster's AS number ("" when unknown)."""
+    """What a cell may need beside its object: the cluster's AS number ("" when unknown), and what
+    nodes say of policies (None when that was not asked, or could not be read)."""
 
     global_as: str = ""
+    realization: Realization | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +90,17 @@ _POLICY_CELLS: dict[str, Cell] = {
     "TIER": cells.tier,
     "ORDER": cells.number("spec", "order"),
     "SELECTOR": cells.text("spec", "selector"),
+    "REALIZED": cells.realized,
 }
-_POLICY_WIDE = "NAME TIER ORDER SELECTOR"
+_POLICY_WIDE = "NAME TIER ORDER SELECTOR REALIZED"
+# Staged policies are computed by nodes, and never in force.
+_STAGED_CELLS = {
+    "TIER": _POLICY_CELLS["TIER"],
+    "ORDER": _POLICY_CELLS["ORDER"],
+    "SELECTOR": _POLICY_CELLS["SELECTOR"],
+    "COMPUTED": cells.realized,
+}
+_STAGED_WIDE = "NAME TIER ORDER SELECTOR COMPUTED"
 
 _ROWS = (
     _Row(
@@ -247,23 +259,26 @@ _ROWS = (
         "StagedGlobalNetworkPolicy",
         "stagedglobalnetworkpolicy stagedglobalnetworkpolicies sgnp sgnps",
         "NAME TIER",
-        _POLICY_WIDE,
-        cells=_POLICY_CELLS,
+        _STAGED_WIDE,
+        cells=_STAGED_CELLS,
     ),
     _Row(
         "StagedKubernetesNetworkPolicy",
         "stagedkubernetesnetworkpolicy stagedkubernetesnetworkpolicies"
         " stagedkubernetespolicy stagedkubernetespolicies sknp sknps skpol skpols",
         "NAME",
-        "NAME PODSELECTOR",
-        cells={"PODSELECTOR": cells.label_selector("spec", "podSelector")},
+        "NAME PODSELECTOR COMPUTED",
+        cells={
+            "PODSELECTOR": cells.label_selector("spec", "podSelector"),
+            "COMPUTED": cells.realized,
+        },
     ),
     _Row(
         "StagedNetworkPolicy",
         "stagednetworkpolicy stagednetworkpolicies stagedpolicy stagedpolicies snp snps spol spols",
         "NAME TIER",
-        _POLICY_WIDE,
-        cells=_POLICY_CELLS,
+        _STAGED_WIDE,
+        cells=_STAGED_CELLS,
     ),
     _Row(
         "Tier",

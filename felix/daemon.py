@@ -44,6 +44,7 @@ from felix.daemon_feed import FanOut, GraphFeed
 from felix.daemon_metrics import FelixHealth, FelixMetrics, metrics_server
 from felix.daemon_mtu import MtuFile
 from felix.daemon_notices import InertNotices
+from felix.daemon_realization import RealizationReporter
 from felix.daemon_status import ReportOptions, StatusFiles, StatusReporter, status_directory
 from felix.dataplane.loop import CycleReport
 from felix.dataplane.status_mgr import StatusSink
@@ -207,11 +208,19 @@ class Felix:
             FanOut(watcher, self.facts, self.dataplane.policies, self.feed),
             clock=process.clock,
         )
+        self._realization = RealizationReporter(
+            edges.datastore,
+            ReportOptions.of(config, local.node),
+            self.dataplane.policies,
+            self.graph.shortcomings,
+            clock=process.clock,
+        )
         self.cni = build_cni(edges.datastore, self.facts, self.programmer, local, process)
 
     def _deliver(self, intents: Sequence[Intent]) -> None:
         self.dataplane.loop.on_intents(intents)
         self.dataplane.policies.on_published()
+        self._realization.wake()
 
     def _sinks(self, config: FelixConfig) -> list[StatusSink]:
         sinks: list[StatusSink] = [self._reporter]
@@ -253,6 +262,7 @@ class Felix:
         process.spawn("syncer", self.syncer.run)
         process.spawn("status-endpoints", self._reporter.run_endpoints)
         process.spawn("status-alive", self._reporter.run_alive)
+        process.spawn("status-policies", self._realization.run)
         serve = partial(self._serve_cni, agent_is_idle)
         process.spawn("cni", serve, restart=Restart.ON_FAILURE)
 
@@ -317,6 +327,7 @@ class Felix:
         self._process.spawn("metrics", server.run, restart=Restart.ON_FAILURE)
 
     def _on_cycle(self, report: CycleReport) -> None:
+        self._realization.wake()
         self._edges.health.on_cycle(report)
         if report.is_filtering and not self._edges.health.has_started:
             LOG.info("in sync with the datastore, kernel up to date")

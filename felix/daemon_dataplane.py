@@ -42,6 +42,7 @@ from felix.dataplane.nft_table import NftTable
 from felix.dataplane.nft_wanted import WantedRuleset
 from felix.dataplane.nft_wiring import nft_dataplane
 from felix.dataplane.ownership import ROUTING_DAEMON_PROTOCOLS, RouteOwnership
+from felix.dataplane.policy_mgr import PolicyManager
 from felix.dataplane.policy_report import PolicyReport
 from felix.dataplane.policy_sweep import PolicySweep
 from felix.dataplane.ports import (
@@ -64,8 +65,6 @@ from felix.kernel.nft import NftKernel
 from felix.kernel.shaping import KernelShaping
 from felix.kernel.sysctl import ProcSysctl
 from felix.kernel.worker import KernelWorker
-from felix.rules.names import policy_chain
-from felix.rules.policy import ALL_DIRECTIONS
 from felix.rules.settings import RuleSettings
 from libcalico.model.keys import ResourceKey
 from libcalico.netlink import NetlinkSocket
@@ -188,7 +187,7 @@ def build_dataplane(
     host, wanted = packet_filter.host, packet_filter.table.wanted
     status = StatusManager(endpoints, host, sinks)
     links = LinkMonitor(ports.links)
-    policies = PolicyReport(partial(_is_policy_refused, wanted), clock=clock)
+    policies = PolicyReport(partial(_why_closed, packet_filter), clock=clock)
     uplinks = Uplinks(config.mtu_iface_pattern, config.interface_prefixes)
     sweep = PolicySweep(ports.conntrack, clock=clock) if settings.sweeps_connections else None
     listeners: list[InterfaceListener] = [*routes, endpoints, host, status, uplinks]
@@ -236,6 +235,7 @@ class _PacketFilter:
 
     table: NftTable | IptablesTable
     managers: tuple[Manager, ...]
+    policies: PolicyManager
     host: HostRulesManager
     refresh_s: float
 
@@ -245,7 +245,7 @@ def _packet_filter(config: FelixConfig, ports: Ports, *, clock: Clock) -> _Packe
     if ports.iptables.used is None:
         nft = nft_dataplane(ports.nft, settings, clock=clock)
         refresh_s = config.nftables_refresh_interval_s
-        return _PacketFilter(nft.table, nft.managers, nft.host, refresh_s)
+        return _PacketFilter(nft.table, nft.managers, nft.policies, nft.host, refresh_s)
     options = IptOptions(
         appends=config.chain_insert_mode == "append",
         max_members=config.max_ipset_size,
@@ -256,7 +256,7 @@ def _packet_filter(config: FelixConfig, ports: Ports, *, clock: Clock) -> _Packe
     # One reading is for both. 0 is "never", for either.
     intervals = (config.iptables_refresh_interval_s, config.ipsets_refresh_interval_s)
     refresh_s = min(filter(None, intervals), default=0.0)
-    return _PacketFilter(made.table, made.managers, made.host, refresh_s)
+    return _PacketFilter(made.table, made.managers, made.policies, made.host, refresh_s)
 
 
 def _leftovers(ports: Ports) -> list[Leftover]:
@@ -270,6 +270,9 @@ def _leftovers(ports: Ports) -> list[Leftover]:
     return found
 
 
-def _is_policy_refused(wanted: WantedRuleset, key: ResourceKey) -> bool:
-    names = (policy_chain(d, key.kind, key.namespace, key.name) for d in ALL_DIRECTIONS)
-    return any(map(wanted.is_refused_chain, names))
+def _why_closed(packet_filter: _PacketFilter, key: ResourceKey) -> str | None:
+    """What the kernel refused of a policy, so that nothing passes where it governs."""
+    part = packet_filter.policies.refused_part(key)
+    if part is None:
+        return None
+    return f"{part}: {packet_filter.table.refused.get(part, 'refused before')}"

@@ -17,12 +17,15 @@ from calicoctl import kinds, options
 from calicoctl.kinds import CliKind, Environment
 from calicoctl.main import UsageProblem
 from calicoctl.output import OutputError, Printer, Result, parse_format
+from calicoctl.realization import Realization
 from calicoctl.results import CommandFailed
 from calicoctl.select import DEFAULT_NAMESPACE, Source, from_files
 from calicoctl.session import Session, metadata_of, run
-from libcalico.errors import NotFound, SuiteError
-from libcalico.model import BGPConfiguration
+from libcalico.errors import DecodeError, NotFound, SuiteError
+from libcalico.model import BGPConfiguration, codec
 from libcalico.model.codec import to_shown
+from libcalico.model.keys import POLICY_REALIZATION_PREFIX, PolicyRealizationKey, parse
+from libcalico.model.realization import PolicyRealization
 
 DEFAULT_AS = "64512"
 _EXPORTED_AWAY = (
@@ -80,7 +83,8 @@ def get(
         results, errors = await _find(session, wanted, export=export)
         needs_as = any(result.kind.kind == "Node" for result in results)
         as_number = await _global_as(session) if needs_as or "config" in output else ""
-        return results, errors, Environment(as_number)
+        realization = await _realization(session) if _asks_nodes(printer, results) else None
+        return results, errors, Environment(as_number, realization)
 
     results, errors, environment = run(ctx, source.config, work)
     has_namespaces = everywhere or bool(source.namespace)
@@ -153,6 +157,40 @@ async def _global_as(session: Session) -> str:
         return ""
     assert isinstance(found, BGPConfiguration)
     return str(found.spec.as_number or DEFAULT_AS)
+
+
+_NODE_COLUMNS = frozenset({"REALIZED", "COMPUTED"})
+
+
+def _asks_nodes(printer: Printer, results: Sequence[Result]) -> bool:
+    """Whether a column shows what nodes say of policies."""
+    asked = {heading.strip().upper() for heading in printer.argument.split(",")}
+    return any(
+        _NODE_COLUMNS & set(result.kind.wide if printer.format == "wide" else asked)
+        for result in results
+    )
+
+
+async def _realization(session: Session) -> Realization | None:
+    """The reports of all nodes, in one range; None, and a warning, when they cannot be read."""
+    try:
+        listed = await session.datastore.list(POLICY_REALIZATION_PREFIX)
+    except SuiteError as err:
+        click.echo(f"warning: what nodes say of policies cannot be read: {err}", err=True)
+        return None
+    by_node: dict[str, PolicyRealization] = {}
+    for kv in listed.kvs:
+        key = parse(kv.key)
+        if not isinstance(key, PolicyRealizationKey):
+            continue
+        try:
+            found = codec.decode_as(PolicyRealization, key, kv.value, kv.mod_revision)
+        except DecodeError as err:
+            # A node that says nothing we understand counts, as one that enforces nothing (RC2).
+            click.echo(f"warning: what node {key.host} says does not parse: {err}", err=True)
+            found = PolicyRealization()
+        by_node[key.host] = found
+    return Realization(by_node)
 
 
 def _read_template(path: str) -> str:

@@ -225,6 +225,10 @@ class CalcGraph:
         """Objects that are valid, and that do less here than they say."""
         return dict.fromkeys(self._needing_layer_7, _NEEDS_LAYER_7)
 
+    def shortcomings(self) -> tuple[Mapping[Key, str], Mapping[Key, str], int]:
+        """(`problems`, `notices`, how many problems found no room)."""
+        return self.problems, self.notices, self._filter.unlisted
+
     def endpoints_of(self, policy: ResourceKey) -> list[ResourceKey]:
         """The local endpoints that a policy selects, staged policies too: for reports."""
         return sorted(self._active.endpoints_of(policy))

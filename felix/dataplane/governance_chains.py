@@ -75,6 +75,7 @@ class GovernanceChains:
         if not uses.governances:
             del self._tiers[name]
             self._wanted.drop_chain(name)
+            self._book.note_written(name, ())
 
     def _write_tier(self, uses: _TierUses) -> None:
         found = (
@@ -82,6 +83,9 @@ class GovernanceChains:
             for key in policies_of(uses.tier, uses.direction)
         )
         passing = [(key, rules) for key, rules in found if rules is not None]
+        self._book.note_written(
+            tier_chain_name(uses.tier, uses.direction), [key for key, _ in passing]
+        )
         self._wanted.want_chain(tier_rules(uses.tier, uses.direction, passing, self._settings))
 
     def rewrite_changed(self) -> None:

@@ -20,6 +20,7 @@ from felix.dataplane.ipt_table import DEFAULTS, IptablesTable, IptOptions
 from felix.dataplane.manager import Manager
 from felix.dataplane.nft_wanted import WantedRuleset
 from felix.dataplane.nft_wiring import nft_managers
+from felix.dataplane.policy_mgr import PolicyManager
 from felix.rules.ipt_layout import HookSettings
 from felix.rules.settings import RuleSettings
 from libcalico.runtime.clock import SYSTEM, Clock
@@ -27,10 +28,11 @@ from libcalico.runtime.clock import SYSTEM, Clock
 
 @dataclass(frozen=True, slots=True)
 class IptablesDataplane:
-    """`host` is one of the managers, and wants to hear of interfaces."""
+    """`host` is one of the managers, and wants to hear of interfaces; `policies` another."""
 
     table: IptablesTable
     managers: tuple[Manager, ...]
+    policies: PolicyManager
     host: HostRulesManager
 
 
@@ -43,7 +45,7 @@ def iptables_dataplane(
 ) -> IptablesDataplane:
     table = IptablesTable(port, HookSettings.of(settings), options, clock=clock)
     managers = nft_managers(table.wanted, settings)
-    return IptablesDataplane(table, managers, managers[-1])
+    return IptablesDataplane(table, managers, managers[1], managers[-1])
 
 
 def script(wanted: WantedRuleset, settings: RuleSettings) -> str:

@@ -287,6 +287,20 @@ class WantedRuleset:
     def is_refused_chain(self, name: str) -> bool:
         return name in self._refused_chains
 
+    def refused_part(self, name: str) -> str | None:
+        """What of a chain the kernel refused, so that it is closed (W3, W4): "chain NAME" or
+        "set NAME"; None while it is programmed as wanted."""
+        if name in self._refused_chains:
+            return f"chain {name}"
+        if not self._refused_sets or name not in self._references:
+            return None
+        found = sorted(self._references[name].sets & self._refused_sets)
+        return f"set {found[0]}" if found else None
+
+    @property
+    def has_refusals(self) -> bool:
+        return bool(self._refused_chains or self._refused_sets)
+
     def users_of_sets(self, names: Iterable[str]) -> set[str]:
         """Programmed chains that use any of the sets."""
         return {

@@ -28,17 +28,18 @@ from libcalico.runtime.clock import SYSTEM, Clock
 
 @dataclass(frozen=True, slots=True)
 class NftDataplane:
-    """`host` is one of the managers, and wants to hear of interfaces."""
+    """`host` is one of the managers, and wants to hear of interfaces; `policies` another."""
 
     table: NftTable
     managers: tuple[Manager, ...]
+    policies: PolicyManager
     host: HostRulesManager
 
 
 def nft_dataplane(port: NftPort, settings: RuleSettings, *, clock: Clock = SYSTEM) -> NftDataplane:
     table = NftTable(port, clock=clock)
     managers = nft_managers(table.wanted, settings)
-    return NftDataplane(table, managers, managers[-1])
+    return NftDataplane(table, managers, managers[1], managers[-1])
 
 
 def nft_managers(

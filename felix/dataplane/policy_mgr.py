@@ -13,6 +13,8 @@ writes its rules into the tier chains that hold it. `PolicyBook` is what both ma
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from felix.dataplane.nft_wanted import WantedRuleset
 from felix.intent import Intent, PolicyRemove, PolicyUpdate, ProfileRemove, ProfileUpdate
 from felix.rules.names import policy_chain, profile_chain
@@ -27,6 +29,8 @@ class PolicyBook:
     def __init__(self) -> None:
         self._passing: dict[tuple[ResourceKey, str], PolicyRules] = {}
         self._changed: set[ResourceKey] = set()
+        self._tiers_of: dict[ResourceKey, set[str]] = {}
+        self._written: dict[str, frozenset[ResourceKey]] = {}
 
     def put(self, key: ResourceKey, direction: str, rules: PolicyRules | None) -> None:
         """None: has no Pass rule in this direction (any more)."""
@@ -41,6 +45,22 @@ class PolicyBook:
 
     def passing(self, key: ResourceKey, direction: str) -> PolicyRules | None:
         return self._passing.get((key, direction))
+
+    def note_written(self, tier_chain: str, keys: Iterable[ResourceKey]) -> None:
+        """The policies whose rules a tier chain holds now."""
+        before, after = self._written.pop(tier_chain, frozenset()), frozenset(keys)
+        if after:
+            self._written[tier_chain] = after
+        for key in before - after:
+            self._tiers_of[key].discard(tier_chain)
+            if not self._tiers_of[key]:
+                del self._tiers_of[key]
+        for key in after - before:
+            self._tiers_of.setdefault(key, set()).add(tier_chain)
+
+    def written_into(self, key: ResourceKey) -> frozenset[str]:
+        """The tier chains that hold rules of a policy."""
+        return frozenset(self._tiers_of.get(key, ()))
 
     def take_changed(self) -> set[ResourceKey]:
         """Policies whose rules in tier chains are out of date; forgets them."""
@@ -58,6 +78,14 @@ class PolicyManager:
         self._directions = directions(settings)
         self._policies: dict[ResourceKey, PolicyUpdate | None] = {}
         self._profiles: dict[str, ProfileUpdate | None] = {}
+
+    def refused_part(self, key: ResourceKey) -> str | None:
+        """What of a policy the kernel refused, "chain NAME" or "set NAME": it is closed."""
+        if not self._wanted.has_refusals:
+            return None
+        own = (policy_chain(d, key.kind, key.namespace, key.name) for d in self._directions)
+        names = (*own, *sorted(self._book.written_into(key)))
+        return next(filter(None, map(self._wanted.refused_part, names)), None)
 
     def on_intent(self, intent: Intent) -> None:
         if isinstance(intent, PolicyUpdate):

@@ -23,7 +23,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from libcalico.errors import DecodeError, InvalidInput
-from libcalico.model import ipam
+from libcalico.model import ipam, realization
 from libcalico.model.keys import (
     BlockAffinityKey,
     BlockKey,
@@ -34,6 +34,7 @@ from libcalico.model.keys import (
     IpamConfigKey,
     IpamHostKey,
     Key,
+    PolicyRealizationKey,
     ResourceKey,
     UnknownKind,
     WorkloadEndpointStatusKey,
@@ -63,6 +64,7 @@ _STRUCT_BY_KEY_TYPE: dict[type[Key], type[Model]] = {
     FelixLastReportedKey: ipam.FelixStatus,
     WorkloadEndpointStatusKey: ipam.EndpointStatus,
     HostEndpointStatusKey: ipam.EndpointStatus,
+    PolicyRealizationKey: realization.PolicyRealization,
 }
 # An empty value of these is an empty object (datamodel §2.2, §1.6).
 _EMPTY_ALLOWED = frozenset({ipam.BlockAffinity, ipam.HostMarker})

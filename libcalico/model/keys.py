@@ -30,6 +30,7 @@ BLOCKS_PREFIX = "/calico/ipam/v2/assignment/"
 HANDLES_PREFIX = "/calico/ipam/v2/handle/"
 HOST_AFFINITIES_PREFIX = "/calico/ipam/v2/host/"
 VIRTUAL_AFFINITIES_PREFIX = "/calico/ipam/v2/virtual/"
+POLICY_REALIZATION_PREFIX = "/calico/felix/v2/policy-realization/"
 
 NO_REGION = "no-region"
 
@@ -118,6 +119,14 @@ class HostEndpointStatusKey(_Key, frozen=True):
     endpoint: str
 
 
+class PolicyRealizationKey(_Key, frozen=True):
+    """How far `host` enforces what policies say; carries a lease. Ours: Calico has no such key, and
+    no region is called "policy-realization"."""
+
+    host: str
+    region: str = ""
+
+
 class SubnetKey(_Key, frozen=True):
     """A DHCP subnet (OpenStack)."""
 
@@ -142,6 +151,7 @@ Key = (
     | FelixLastReportedKey
     | WorkloadEndpointStatusKey
     | HostEndpointStatusKey
+    | PolicyRealizationKey
     | SubnetKey
     | NeutronElectionKey
 )
@@ -185,6 +195,9 @@ _TABLE: tuple[_Layout, ...] = (
         "/workload/{orchestrator:esc}/{workload:esc}/endpoint/{endpoint:esc}",
     ),
     _Layout(HostEndpointStatusKey, "/calico/felix/v1/host/{host}/endpoint/{endpoint:esc}"),
+    _Layout(
+        PolicyRealizationKey, "/calico/felix/v2/policy-realization/{region:region}/host/{host}"
+    ),
     _Layout(SubnetKey, "/calico/dhcp/v2/{region:region}/subnet/{subnet_id}"),
     _Layout(NeutronElectionKey, "/calico/openstack/v2/{region:region}/neutron_election"),
 )

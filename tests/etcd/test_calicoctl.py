@@ -9,7 +9,7 @@ import yaml
 
 from ipam.blocks import new_block
 from libcalico.model.codec import encode
-from libcalico.model.keys import BlockKey, path_of
+from libcalico.model.keys import BlockKey, PolicyRealizationKey, path_of
 from libcalico.testing.etcd import EtcdCluster
 from tests.support import calc
 
@@ -331,6 +331,36 @@ def test_ipam_show_of_an_empty_cluster(ctl):
     assert "invalid IP address specified: here" in ctl.err
     assert "StrictAffinity to: true" in ctl("ipam", "configure", "--strictaffinity=true")
     assert "| StrictAffinity               | true " in ctl("ipam", "show", "--show-configuration")
+
+
+def test_get_wide_says_on_how_many_nodes_a_policy_is_realized(ctl, etcd):
+    ctl("apply", "-f", ctl.file(CLUSTER))
+    assert ctl("get", "np", "-n", "prod", "-o", "wide").splitlines()[1].split()[-1] == "0/0"
+    revision = int(
+        ctl("get", "np", "only-80", "-n", "prod", "-o", "json")
+        and json.loads(ctl.out)["metadata"]["resourceVersion"]
+    )
+    refused = {"kind": "NetworkPolicy", "namespace": "prod", "name": "only-80", "reason": "no room"}
+    for node, kinds, exceptions in (
+        ("n1", {"NetworkPolicy": revision, "StagedNetworkPolicy": revision + 9}, []),
+        ("n2", {"NetworkPolicy": revision - 1}, []),
+        ("n3", {"NetworkPolicy": revision}, [refused]),
+    ):
+        said = {"revisions": kinds, "exceptions": exceptions}
+        etcd.ctl("put", path_of(PolicyRealizationKey(node)), json.dumps(said))
+    etcd.ctl("put", path_of(PolicyRealizationKey("n4")), "[]")
+    row = ctl("get", "np", "-n", "prod", "-o", "wide").splitlines()[1].rstrip()
+    assert row.endswith(
+        f"  1/4 (n2: behind, at revision {revision - 1}; n3: no room; n4: behind, at revision 0)"
+    )
+    assert "warning: what node n4 says does not parse" in ctl.err
+    assert (
+        ctl("get", "np", "-n", "prod", "-o", "custom-columns=name,realized")
+        .splitlines()[1]
+        .startswith("only-80   1/4 (")
+    )
+    assert "1/4 (" in ctl("get", "snp", "-n", "prod", "-o", "wide").splitlines()[1]
+    assert "REALIZED" not in ctl("get", "np", "-n", "prod")
 
 
 # -- policy explain ----------------------------------------------------------------------------

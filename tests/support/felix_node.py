@@ -86,6 +86,10 @@ class FelixNode:
     def wait_ready(self) -> None:
         assert eventually(self.is_ready, timeout_s=START_S, interval_s=0.1), self.log()
 
+    def send(self, number: int) -> None:
+        assert self._felix is not None
+        self._felix.send_signal(number)
+
     def stop(self, number: int = signal.SIGTERM) -> int:
         assert self._felix is not None
         self._felix.send_signal(number)

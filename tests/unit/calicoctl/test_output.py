@@ -10,6 +10,8 @@ from calicoctl import kinds
 from calicoctl.cells import go_float
 from calicoctl.kinds import Environment
 from calicoctl.output import OutputError, Printer, Result, parse_format, table
+from calicoctl.realization import Realization
+from libcalico.model.realization import PolicyRealization
 
 POOL = {
     "kind": "IPPool",
@@ -65,11 +67,30 @@ def test_wide_and_custom_columns():
 def test_a_namespace_column_leads_where_several_are_asked_for():
     items = [policy("p", tier="default", order=100.5, selector="a == 'b'")]
     assert render("np", items, "wide", namespaces=True).split() == [
-        *("NAMESPACE", "NAME", "TIER", "ORDER", "SELECTOR"),
-        *("prod", "p", "default", "100.5", "a", "==", "'b'"),
+        *("NAMESPACE", "NAME", "TIER", "ORDER", "SELECTOR", "REALIZED"),
+        *("prod", "p", "default", "100.5", "a", "==", "'b'", "unknown"),
     ]
     assert "NAMESPACE" not in render("pool", [POOL], namespaces=True)
     assert "NAMESPACE" not in render("np", items, "custom-columns=NAME", namespaces=True)
+
+
+def test_policies_say_on_how_many_nodes_they_are_realized_and_staged_ones_computed():
+    nodes = Realization({"n1": PolicyRealization(revisions={"NetworkPolicy": 7})})
+    environment = Environment(realization=nodes)
+    for alias, kind, heading, cell in (
+        ("np", "NetworkPolicy", "REALIZED", "1/1"),
+        ("gnp", "GlobalNetworkPolicy", "REALIZED", "0/1 (n1: behind, at revision 0)"),
+        ("snp", "StagedNetworkPolicy", "COMPUTED", "0/1 (n1: behind, at revision 0)"),
+        ("sgnp", "StagedGlobalNetworkPolicy", "COMPUTED", "0/1 (n1: behind, at revision 0)"),
+        ("sknp", "StagedKubernetesNetworkPolicy", "COMPUTED", "0/1 (n1: behind, at revision 0)"),
+    ):
+        item = policy("p")
+        shown = {**item, "kind": kind, "metadata": {**item["metadata"], "resourceVersion": "7"}}
+        result = Result(kinds.find(alias), [shown], True, "9")
+        head, row = Printer("wide", "", False, environment).render([result]).splitlines()[:2]
+        assert head.split()[-1] == heading
+        assert row.rstrip().endswith(f" {cell}")
+        assert heading not in render(alias, [shown])
 
 
 def test_an_absent_order_prints_as_a_nil_pointer():

@@ -61,3 +61,12 @@ def test_policies_that_pass_are_written_into_the_tier_when_they_change(rig: Rig)
     after = rig.wanted._chains[TIER_CHAIN]
     assert before != after
     assert passing.chain.rules[0] in after.rules
+
+
+def test_the_book_knows_which_tier_chains_hold_a_policy(rig: Rig):
+    passing = policy_rules(policy("p", [rule(Action.PASS)]), "in", SETTINGS)
+    rig.book.put(policy_key("p"), "in", passing)
+    rig.chains.use(PLAIN, "cali1")
+    assert rig.book.written_into(policy_key("p")) == {TIER_CHAIN}
+    rig.chains.unuse(PLAIN.chain_name, "cali1")
+    assert rig.book.written_into(policy_key("p")) == frozenset()

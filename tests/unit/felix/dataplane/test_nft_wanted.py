@@ -133,6 +133,20 @@ def test_a_refused_chain_drops_until_it_is_good_again(wanted: WantedRuleset):
     assert effective(wanted)["c"] == plain("c")
 
 
+def test_what_was_refused_of_a_chain_is_named(wanted: WantedRuleset):
+    wanted.want_set(net_set("s", 4))
+    for chain in (base("c", "d"), using("c", "s"), plain("d")):
+        wanted.want_chain(chain)
+    assert not wanted.has_refusals
+    wanted.refuse({"d"}, {"s"})
+    assert wanted.has_refusals
+    assert [wanted.refused_part(name) for name in ("c", "d", "base", "nobody")] == [
+        *("set s", "chain d", None, None)
+    ]
+    wanted.refuse(set(), set())
+    assert wanted.refused_part("c") is None
+
+
 def test_a_base_chain_is_never_turned_into_a_drop(wanted: WantedRuleset):
     wanted.want_chain(base())
     wanted.refuse({"base"}, set())

@@ -99,3 +99,20 @@ def test_beginning_and_ceasing_to_pass_are_changes(rig: Rig):
 def test_the_last_word_of_a_flush_counts(rig: Rig):
     rig.send(PolicyRemove(KEY), policy("p", [ALLOW]))
     assert is_known(rig, IN)
+
+
+def test_what_the_kernel_refused_of_a_policy_is_named(rig: Rig):
+    rig.send(policy("p", [ALLOW], [DENY]))
+    assert rig.manager.refused_part(KEY) is None
+    rig.wanted.refuse({OUT}, set())
+    assert rig.manager.refused_part(KEY) == f"chain {OUT}"
+    assert rig.manager.refused_part(policy_key("other")) is None
+
+
+def test_a_policy_is_refused_with_the_tier_chain_that_its_rules_stand_in(rig: Rig):
+    rig.send(policy("p", [PASSING]))
+    rig.book.note_written("tier-in-x", [KEY])
+    rig.wanted.refuse({"tier-in-x"}, set())
+    assert rig.manager.refused_part(KEY) == "chain tier-in-x"
+    rig.book.note_written("tier-in-x", [])
+    assert rig.manager.refused_part(KEY) is None

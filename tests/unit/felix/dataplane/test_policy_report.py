@@ -8,7 +8,7 @@ from felix.dataplane.loop import CycleReport
 from felix.dataplane.policy_report import PolicyReport
 from felix.intent import PolicyRemove, PolicyUpdate
 from libcalico.model.keys import ResourceKey
-from libcalico.syncer.api import Update
+from libcalico.syncer.api import SyncStatus, Update
 from libcalico.testing.clock import FakeClock
 from tests.support import calc
 
@@ -19,7 +19,10 @@ STAGED = calc.snp("try")[0]
 class World:
     def __init__(self, *, is_loaded: bool = True) -> None:
         self.clock, self.refused, self.took = FakeClock(), set(), []
-        self.report = PolicyReport(lambda key: key in self.refused, clock=self.clock)
+        self.report = PolicyReport(
+            lambda key: "too large" if key in self.refused else None, clock=self.clock
+        )
+        self.report.on_status(SyncStatus.IN_SYNC)
         self.report.add_listener(self.took.append)
         if is_loaded:
             self.cycle()
@@ -171,6 +174,84 @@ def test_staged_policies_are_listed_and_never_in_force():
     world.hand(STAGED, None)
     world.cycle()
     assert world.report.staged_count == 0
+
+
+def test_a_kind_is_realized_up_to_what_the_kernel_acknowledged():
+    """PR5, PM1."""
+    world = World()
+    world.arrives(WEB, revision=7)
+    assert world.report.realized() == {}
+    world.hand(WEB, 7)
+    world.report.on_published()
+    world.begin()
+    assert world.report.realized() == {}
+    world.end(is_filtering=False)
+    assert world.report.realized() == {}, "the filter could not be written"
+    world.cycle()
+    assert world.report.realized() == {WEB.kind: 7}
+
+
+def test_what_concerns_nobody_here_is_realized_without_a_cycle():
+    """PM1."""
+    world = World()
+    world.arrives(WEB, revision=7)
+    world.report.on_published()
+    assert world.report.realized() == {WEB.kind: 7}
+
+
+def test_what_concerns_nobody_here_waits_for_what_came_before_it():
+    """PM1: the mark says "everything up to"."""
+    world = World()
+    world.arrives(WEB, revision=7)
+    world.hand(WEB, 7)
+    world.report.on_published()
+    world.arrives(DB, revision=8)
+    world.report.on_published()
+    assert world.report.realized() == {}, "handed over, and in no cycle yet"
+    world.begin()
+    world.arrives(DB, revision=9)
+    world.report.on_published()
+    assert world.report.realized() == {}, "in a cycle that is not acknowledged"
+    world.end()
+    assert world.report.realized() == {WEB.kind: 9}
+
+
+def test_while_the_datastore_is_listed_nothing_counts_as_realized():
+    """PM3."""
+    world = World()
+    world.report.on_status(SyncStatus.RESYNC)
+    world.arrives(WEB, revision=9)
+    world.report.on_published()
+    world.cycle()
+    assert world.report.realized() == {}
+    world.report.on_status(SyncStatus.IN_SYNC)
+    world.report.on_published()
+    assert world.report.realized() == {WEB.kind: 9}
+
+
+def test_what_is_found_at_start_is_realized_with_the_first_cycle():
+    world = World(is_loaded=False)
+    world.arrives(WEB, STAGED)
+    world.report.on_published()
+    assert (world.report.is_loaded, world.report.realized()) == (False, {})
+    world.cycle()
+    assert world.report.is_loaded
+    assert world.report.realized() == {WEB.kind: 7, STAGED.kind: 7}
+
+
+def test_what_the_kernel_refuses_is_named_also_when_it_was_in_force_before():
+    """PR5: its set may have grown too large."""
+    world = World()
+    for key in (WEB, DB):
+        world.arrives(key)
+        world.hand(key)
+    world.report.on_published()
+    world.refused = {DB}
+    world.cycle()
+    assert (world.report.realized(), world.report.closed()) == ({WEB.kind: 7}, {DB: "too large"})
+    world.refused = {WEB}
+    world.cycle()
+    assert world.report.closed() == {WEB: "too large"}
 
 
 async def test_another_message_without_a_change_does_not_hide_the_change_before_it():

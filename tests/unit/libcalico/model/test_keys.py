@@ -17,6 +17,7 @@ from libcalico.model.keys import (
     IpamHostKey,
     Key,
     NeutronElectionKey,
+    PolicyRealizationKey,
     ResourceKey,
     SubnetKey,
     WorkloadEndpointStatusKey,
@@ -59,6 +60,10 @@ EXAMPLES: list[tuple[Key, str]] = [
     (IpamHostKey("worker-1"), "/calico/ipam/v2/host/worker-1"),
     (FelixStatusKey("worker-1"), "/calico/felix/v2/no-region/host/worker-1/status"),
     (FelixStatusKey("w", "eu"), "/calico/felix/v2/region-eu/host/w/status"),
+    (
+        PolicyRealizationKey("w", "eu"),
+        keys.POLICY_REALIZATION_PREFIX + "region-eu/host/w",
+    ),
     (
         FelixLastReportedKey("worker-1"),
         "/calico/felix/v2/no-region/host/worker-1/last_reported_status",
