@@ -20,22 +20,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from calicoctl.explain import BadQuestion, End, packet_between
-from felix.calc import CalcGraph
+from calicoctl.tables import Tables
 from felix.dataplane.intent_book import IntentBook, Owner, addresses_of, owners_of, tightening_uses
 from felix.intent import CompiledRule, PolicyUpdate, ProfileUpdate, WorkloadEndpointUpdate
 from felix.rules import verdict
 from libcalico import net
-from libcalico.model import HostEndpoint, Resource, WorkloadEndpoint
+from libcalico.model import Resource, WorkloadEndpoint
 from libcalico.model.keys import ResourceKey, key_of
 from libcalico.policy.evaluate import Outcome
 from libcalico.policy.packet import Direction, Packet
-from libcalico.syncer.api import SyncStatus, Update
 
 LIMIT = 500_000
-_NODE = "dry-run"
 _PROTOCOLS = {6: "tcp", 17: "udp", 132: "sctp"}
 _TCP = 6
 _LAST_PORT = 65535
@@ -90,25 +86,9 @@ def compare(
 
 def compiled(resources: Iterable[Resource]) -> IntentBook:
     """What felix would program if all workloads were of one node."""
-    graph = CalcGraph(_NODE, allow_source_spoofing=True)
-    updates = [
-        Update(key_of(resource), _here(resource), 1)
-        for resource in resources
-        if not isinstance(resource, HostEndpoint)
-    ]
-    graph.on_updates(updates)
-    graph.on_status(SyncStatus.IN_SYNC)
-    book = IntentBook()
-    for intent in graph.flush():
-        book.take(intent)
-    return book
-
-
-def _here(resource: Resource) -> Resource:
-    if not isinstance(resource, WorkloadEndpoint):
-        return resource
-    spec = msgspec.structs.replace(resource.spec, node=_NODE)
-    return msgspec.structs.replace(resource, spec=spec)
+    given = list(resources)
+    local = [key_of(item) for item in given if isinstance(item, WorkloadEndpoint)]
+    return Tables(given, local).book
 
 
 # -- what differs (DR2) --------------------------------------------------------------------------

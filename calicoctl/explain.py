@@ -1,6 +1,6 @@
 """What policy does with a packet between two ends, and why: the question, the answer, the text.
 
-Layer: pure. Used by calicoctl.commands.policy; verdicts are libcalico.policy's.
+Layer: pure. Used by calicoctl.commands.policy.
 
     ends + protocol ─► Question ─► judge: one Verdict per endpoint and direction, in the order
                                    the packet meets them ─► text, or JSON
@@ -9,7 +9,10 @@ Layer: pure. Used by calicoctl.commands.policy; verdicts are libcalico.policy's.
   EX2  a workload that talks to the host it runs on meets its own egress policy and then
        defaultEndpointToHostAction; a host that talks to its own workload is not policed;
   EX3  a host endpoint is asked stage by stage (untracked, preDNAT, normal) until one decides. What
-       a packet meets at host endpoints that it is only forwarded through is not asked.
+       a packet meets at host endpoints that it is only forwarded through is not asked;
+  EX4  tiers and profiles are those of the tables that felix compiles (calicoctl.tables); what
+       stands before them (failsafe ports, neighbour discovery, overlay protocols) is
+       libcalico.policy's.
 """
 
 from __future__ import annotations
@@ -17,11 +20,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from calicoctl.tables import Tables
 from libcalico import net
 from libcalico.errors import InvalidInput
 from libcalico.model import (
@@ -40,11 +45,11 @@ from libcalico.policy.evaluate import (
     Stage,
     Step,
     Verdict,
-    evaluate_endpoint,
+    before_policy,
     evaluate_to_host,
 )
 from libcalico.policy.packet import ICMP, ICMPV6, SCTP, TCP, UDP, Direction, Packet
-from libcalico.policy.world import Failsafe, Settings, World
+from libcalico.policy.world import Failsafe, Settings, World, world_of
 
 _NAMES = {
     "tcp": TCP,
@@ -201,10 +206,45 @@ def _icmp(traffic: str, numbers: list[str], version: int) -> tuple[int, int]:
 # -- the verdicts --------------------------------------------------------------------------------
 
 
-def judge(world: World, source: End, destination: End, packet: Packet) -> list[Verdict]:
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The objects, for their words and what stands before policy; and what felix makes of them."""
+
+    world: World
+    tables: Tables
+
+    @classmethod
+    def of(cls, resources: Sequence[Resource], settings: Settings | None, *ends: End) -> Cluster:
+        local = [end.key for end in ends if end.key is not None]
+        return cls(world_of(resources, settings=settings), Tables(resources, local))
+
+    def endpoint(
+        self,
+        key: ResourceKey,
+        direction: Direction,
+        packet: Packet,
+        *,
+        stage: Stage = Stage.NORMAL,
+    ) -> Verdict:
+        """EX4. Errors: Ignored."""
+        before = before_policy(self.world, key, direction, packet, stage=stage)
+        if before is not None:
+            return before
+        found = self.tables.decide(key, direction, packet, stage=stage)
+        if found.profile and found.profile not in self.world.profiles:
+            return replace_fields(found, reason=Reason.PROFILE_MISSING, rule_index=None)
+        return found
+
+    def to_host(self, key: ResourceKey, packet: Packet) -> Verdict:
+        return evaluate_to_host(
+            self.world, key, packet, lambda _world, *asked: self.endpoint(*asked)
+        )
+
+
+def judge(cluster: Cluster, source: End, destination: End, packet: Packet) -> list[Verdict]:
     """What the packet meets, in order; ends with the first denial (EX1)."""
     verdicts: list[Verdict] = []
-    for verdict in _way(world, source, destination, packet):
+    for verdict in _way(cluster, source, destination, packet):
         verdicts.append(verdict)
         if verdict.outcome is Outcome.DENY:
             break
@@ -215,36 +255,36 @@ def is_allowed(verdicts: Iterable[Verdict]) -> bool:
     return all(verdict.outcome is not Outcome.DENY for verdict in verdicts)
 
 
-def _way(world: World, source: End, destination: End, packet: Packet) -> Iterable[Verdict]:
+def _way(cluster: Cluster, source: End, destination: End, packet: Packet) -> Iterable[Verdict]:
     first, second = source.endpoint, destination.endpoint
     is_same_node = _node(first) == _node(second) != ""
     if first is not None and first == second:
         return  # what talks to itself leaves no interface
     if isinstance(first, WorkloadEndpoint) and isinstance(second, HostEndpoint) and is_same_node:
-        yield evaluate_to_host(world, _key(first), packet)  # EX2
+        yield cluster.to_host(_key(first), packet)  # EX2
         return
     if isinstance(first, HostEndpoint):
-        yield _host(world, first, Direction.EGRESS, packet)
+        yield _host(cluster, first, Direction.EGRESS, packet)
     elif first is not None:
-        yield evaluate_endpoint(world, _key(first), Direction.EGRESS, packet)
+        yield cluster.endpoint(_key(first), Direction.EGRESS, packet)
     if isinstance(second, HostEndpoint):
-        yield _host(world, second, Direction.INGRESS, packet)
+        yield _host(cluster, second, Direction.INGRESS, packet)
     elif second is not None:
         if isinstance(first, HostEndpoint) and is_same_node:
             key = _key(second)
             yield Verdict(Outcome.ALLOW, Reason.NOT_POLICED, Direction.INGRESS, endpoint=key)
             return
-        yield evaluate_endpoint(world, _key(second), Direction.INGRESS, packet)
+        yield cluster.endpoint(_key(second), Direction.INGRESS, packet)
 
 
 def _node(endpoint: Endpoint | None) -> str:
     return (endpoint.spec.node or "") if endpoint is not None else ""
 
 
-def _host(world: World, host: HostEndpoint, direction: Direction, packet: Packet) -> Verdict:
+def _host(cluster: Cluster, host: HostEndpoint, direction: Direction, packet: Packet) -> Verdict:
     """EX3."""
     for stage in _HOST_STAGES:
-        verdict = evaluate_endpoint(world, _key(host), direction, packet, stage=stage)
+        verdict = cluster.endpoint(_key(host), direction, packet, stage=stage)
         if verdict.outcome is not Outcome.UNDECIDED:
             return verdict
     raise AssertionError("the normal stage always decides")

@@ -1,7 +1,7 @@
 """policy explain: which rule decides about a packet; policy dry-run: whose verdicts would change.
 
-Layer: edge; only reads. Explanations are libcalico.policy's, the evaluator that felix's rules are
-tested against; a dry run compares what felix would program (calicoctl.dryrun).
+Layer: edge; only reads. Both ask the tables that felix compiles (calicoctl.tables), which are held
+against the evaluator of libcalico.policy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from libcalico.model.defaults import with_defaults
 from libcalico.model.keys import key_of
 from libcalico.model.validation import validate, validate_stored
 from libcalico.policy.staged import with_staged
-from libcalico.policy.world import Settings, World, world_of
+from libcalico.policy.world import Settings
 
 _KINDS: tuple[type[Resource], ...] = (
     WorkloadEndpoint,
@@ -95,10 +95,11 @@ def explain(
     packet = answers.packet_between(
         first, second, traffic, version=int(ip_version or 0), source_port=source_port or 0
     )
-    world: World = world_of(with_staged(resources) if staged else resources, settings=settings)
-    verdicts = answers.judge(world, first, second, packet)
+    objects = with_staged(resources) if staged else resources
+    cluster = answers.Cluster.of(objects, settings, first, second)
+    verdicts = answers.judge(cluster, first, second, packet)
     show = answers.as_json if output == "json" else answers.as_text
-    click.echo(show(world, packet, verdicts))
+    click.echo(show(cluster.world, packet, verdicts))
 
 
 @policy.command("dry-run")

@@ -1,8 +1,9 @@
 """What a packet of a new connection meets, read from intents: policy without a packet filter.
 
-Layer: pure. Used by felix.dataplane.policy_sweep, and by felix.testing.interpreter, which holds it
-against `libcalico.policy.evaluate`. That one knows objects and nothing of intents; this one knows
-intents and nothing of selectors, labels or resources.
+Layer: pure. Used by felix.dataplane.policy_sweep, by `calicoctl policy`, and by
+felix.testing.interpreter, which holds it against `libcalico.policy.evaluate`. That one knows
+objects and nothing of intents; this one knows intents and nothing of selectors, labels or
+resources.
 
 Semantics: felix/intent.py and reference/datamodel.md 5.1, 5.2, 5.4. What stands before policy is
 not here (failsafe ports, overlay protocols, connection tracking, interfaces): one packet, one
@@ -12,6 +13,7 @@ endpoint, one direction. What should be there and is not denies, as its place in
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from ipaddress import ip_network
 from typing import Protocol
@@ -30,7 +32,7 @@ from felix.intent import (
 )
 from libcalico import net
 from libcalico.model.keys import ResourceKey
-from libcalico.policy.evaluate import Outcome, Stage
+from libcalico.policy.evaluate import Outcome, Reason, Stage, Step, Verdict
 from libcalico.policy.packet import ICMP, ICMPV6, Direction, Packet
 
 Endpoint = WorkloadEndpointUpdate | HostEndpointUpdate
@@ -67,15 +69,20 @@ def outcome(
     stage: Stage = Stage.NORMAL,
 ) -> Outcome:
     """What the tiers and profiles of one endpoint say, at one stage."""
-    tiers = [tier for tier in _tiers(endpoint, stage) if _policies(tier, direction)]
-    if stage is Stage.FORWARD and not tiers:
-        return Outcome.ALLOW
-    decided = _through_tiers(intents, tiers, direction, packet)
-    if decided is not None:
-        return decided
-    if stage is not Stage.NORMAL:
-        return Outcome.UNDECIDED
-    return _through_profiles(intents, endpoint.profiles, direction, packet)
+    return decide(intents, endpoint, direction, packet, stage=stage).outcome
+
+
+def decide(
+    intents: Intents,
+    endpoint: Endpoint,
+    direction: Direction,
+    packet: Packet,
+    *,
+    stage: Stage = Stage.NORMAL,
+) -> Verdict:
+    """The same with what decided and the tiers passed, in the words of the evaluator. Of a profile
+    that does not exist the tables hold one rule, which denies."""
+    return _Walk(intents, endpoint, direction, packet, stage).run()
 
 
 def _tiers(endpoint: Endpoint, stage: Stage) -> tuple[TierPolicies, ...]:
@@ -93,35 +100,73 @@ def _policies(tier: TierPolicies, direction: Direction) -> tuple[ResourceKey, ..
     return tier.ingress if direction is Direction.INGRESS else tier.egress
 
 
-def _through_tiers(
-    intents: Intents, tiers: Iterable[TierPolicies], direction: Direction, packet: Packet
-) -> Outcome | None:
-    """The deciding tier's outcome; None when all were passed."""
-    for tier in tiers:
-        rules = (
-            rule
-            for key in _policies(tier, direction)
-            for rule in _rules(intents.policies.get(key), direction)
-        )
-        action = _first_action(intents, rules, packet)
-        if action is Action.ALLOW:
-            return Outcome.ALLOW
-        if action is Action.DENY or (action is None and tier.default_deny):
-            return Outcome.DENY
-    return None
+class _Walk:
+    """One way through tiers and profiles; `_trail` is what was passed."""
 
+    __slots__ = ("_direction", "_endpoint", "_intents", "_packet", "_stage", "_trail")
 
-def _through_profiles(
-    intents: Intents, names: Iterable[str], direction: Direction, packet: Packet
-) -> Outcome:
-    for name in names:
-        rules = _rules(intents.profiles.get(name), direction)
-        action = _first_action(intents, rules, packet)
-        if action is Action.ALLOW:
-            return Outcome.ALLOW
-        if action is Action.DENY:
-            return Outcome.DENY
-    return Outcome.DENY
+    def __init__(
+        self,
+        intents: Intents,
+        endpoint: Endpoint,
+        direction: Direction,
+        packet: Packet,
+        stage: Stage,
+    ) -> None:
+        self._intents, self._endpoint, self._packet = intents, endpoint, packet
+        self._direction, self._stage = direction, stage
+        self._trail: tuple[Step, ...] = ()
+
+    def run(self) -> Verdict:
+        tiers = [
+            tier for tier in _tiers(self._endpoint, self._stage) if _policies(tier, self._direction)
+        ]
+        if not tiers and self._stage is not Stage.NORMAL:
+            allowed = self._stage is Stage.FORWARD
+            outcome = Outcome.ALLOW if allowed else Outcome.UNDECIDED
+            return self._verdict(outcome, Reason.NOTHING_APPLIES)
+        for tier in tiers:
+            decided = self._tier(tier)
+            if decided is not None:
+                return decided
+        if self._stage is not Stage.NORMAL:
+            return self._verdict(Outcome.UNDECIDED, Reason.NO_MATCH)
+        return self._profiles()
+
+    def _tier(self, tier: TierPolicies) -> Verdict | None:
+        """None: passed."""
+        for key in _policies(tier, self._direction):
+            rules = _rules(self._intents.policies.get(key), self._direction)
+            rule = _first_match(self._intents, rules, self._packet)
+            if rule is None:
+                continue
+            if rule.action is Action.PASS:
+                self._trail += (Step(tier.tier, key, rule.index, "Pass rule"),)
+                return None
+            outcome = Outcome.ALLOW if rule.action is Action.ALLOW else Outcome.DENY
+            verdict = self._verdict(outcome, Reason.RULE)
+            return replace(verdict, tier=tier.tier, policy=key, rule_index=rule.index)
+        if tier.default_deny:
+            return replace(self._verdict(Outcome.DENY, Reason.TIER_DEFAULT), tier=tier.tier)
+        is_early = self._stage in (Stage.UNTRACKED, Stage.PRE_DNAT)
+        by = "no match" if is_early else "default action Pass"
+        self._trail += (Step(tier.tier, None, None, by),)
+        return None
+
+    def _profiles(self) -> Verdict:
+        for name in self._endpoint.profiles:
+            rules = _rules(self._intents.profiles.get(name), self._direction)
+            rule = _first_match(self._intents, rules, self._packet)
+            if rule is None or rule.action is Action.PASS:
+                continue
+            outcome = Outcome.ALLOW if rule.action is Action.ALLOW else Outcome.DENY
+            verdict = self._verdict(outcome, Reason.PROFILE_RULE)
+            return replace(verdict, profile=name, rule_index=rule.index)
+        return self._verdict(Outcome.DENY, Reason.NO_MATCH)
+
+    def _verdict(self, outcome: Outcome, reason: Reason) -> Verdict:
+        key = self._endpoint.key
+        return Verdict(outcome, reason, self._direction, endpoint=key, trail=self._trail)
 
 
 def _rules(
@@ -132,11 +177,13 @@ def _rules(
     return owner.ingress if direction is Direction.INGRESS else owner.egress
 
 
-def _first_action(intents: Intents, rules: Iterable[CompiledRule], packet: Packet) -> Action | None:
-    """The first terminating action of a matching rule: Log goes on."""
+def _first_match(
+    intents: Intents, rules: Iterable[CompiledRule], packet: Packet
+) -> CompiledRule | None:
+    """The first matching rule that does more than log."""
     for rule in rules:
         if rule.action is not Action.LOG and matches(intents, rule, packet):
-            return rule.action
+            return rule
     return None
 
 

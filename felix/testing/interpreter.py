@@ -15,7 +15,7 @@ from felix.rules import verdict
 from felix.testing.dataplane import Contents
 from libcalico import net
 from libcalico.model.keys import ResourceKey
-from libcalico.policy.evaluate import Outcome, Stage
+from libcalico.policy.evaluate import Outcome, Stage, Verdict
 from libcalico.policy.packet import Direction, Packet
 
 
@@ -49,8 +49,20 @@ def outcome(
     stage: Stage = Stage.NORMAL,
 ) -> Outcome:
     """What the tiers and profiles of one endpoint say, at one stage."""
+    return decide(contents, endpoint, direction, packet, stage=stage).outcome
+
+
+def decide(
+    contents: Contents,
+    endpoint: ResourceKey,
+    direction: Direction,
+    packet: Packet,
+    *,
+    stage: Stage = Stage.NORMAL,
+) -> Verdict:
+    """The same with what decided."""
     found = contents.endpoints[endpoint]
-    return verdict.outcome(_Read(contents), found, direction, packet, stage=stage)
+    return verdict.decide(_Read(contents), found, direction, packet, stage=stage)
 
 
 def matches(contents: Contents, rule: CompiledRule, packet: Packet) -> bool:

@@ -18,7 +18,7 @@ Source: reference/datamodel.md 5.1, 5.2, 5.4, 7.4, 7.9 to 7.13.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from libcalico.model import Rule
@@ -124,13 +124,19 @@ def evaluate_packet(world: World, packet: Packet) -> PacketVerdict:
     return PacketVerdict(egress, _workload_verdict(world, packet, Direction.INGRESS))
 
 
-def evaluate_to_host(world: World, endpoint: ResourceKey, packet: Packet) -> Verdict:
+# One direction of one endpoint at the normal stage, as `evaluate_endpoint` or something held to it.
+Judge = Callable[[World, ResourceKey, Direction, Packet], Verdict]
+
+
+def evaluate_to_host(
+    world: World, endpoint: ResourceKey, packet: Packet, judge: Judge | None = None
+) -> Verdict:
     """A packet from a workload to its own host."""
     if packet.protocol == ICMPV6 and packet.icmp_type in ICMPV6_TO_HOST:
         return Verdict(
             Outcome.ALLOW, Reason.NEIGHBOUR_DISCOVERY, Direction.EGRESS, endpoint=endpoint
         )
-    verdict = evaluate_endpoint(world, endpoint, Direction.EGRESS, packet)
+    verdict = (judge or evaluate_endpoint)(world, endpoint, Direction.EGRESS, packet)
     action = world.settings.endpoint_to_host_action.upper()
     # RETURN leaves it to the host's own rules, which is not for us to say.
     if not verdict.allowed or action == "RETURN":
@@ -150,6 +156,20 @@ def evaluate_endpoint(
     """One direction of one endpoint, at one stage."""
     entity = world.entity(endpoint)
     return _Evaluation(world, entity, direction, packet, stage=stage).run()
+
+
+def before_policy(
+    world: World,
+    endpoint: ResourceKey,
+    direction: Direction,
+    packet: Packet,
+    *,
+    stage: Stage = Stage.NORMAL,
+) -> Verdict | None:
+    """What decides before tiers and profiles are asked: failsafe ports, neighbour discovery, the
+    overlay's own protocols. None: they are asked."""
+    entity = world.entity(endpoint)
+    return _Evaluation(world, entity, direction, packet, stage=stage).before_policy()
 
 
 def _workload_verdict(world: World, packet: Packet, direction: Direction) -> Verdict:
@@ -180,7 +200,7 @@ class _Evaluation:
         self._trail: list[Step] = []
 
     def run(self) -> Verdict:
-        before = self._before_policy()
+        before = self.before_policy()
         if before is not None:
             return before
         tiers = [(tier, self._applicable(tier)) for tier in self._world.tiers]
@@ -196,7 +216,7 @@ class _Evaluation:
                 return decided
         return self._after_tiers()
 
-    def _before_policy(self) -> Verdict | None:
+    def before_policy(self) -> Verdict | None:
         if self._entity.key.kind == HOST_ENDPOINT:
             return self._needed_by_host()
         return self._encapsulated()

@@ -7,13 +7,21 @@ import json
 import pytest
 
 from calicoctl import explain
-from calicoctl.explain import BadQuestion, as_json, as_text, find_end, judge, packet_between
+from calicoctl.explain import (
+    BadQuestion,
+    Cluster,
+    as_json,
+    as_text,
+    find_end,
+    judge,
+    packet_between,
+)
 from libcalico import net
 from libcalico.model import FelixConfigurationSpec
 from libcalico.model.felix_config import ProtoPort
 from libcalico.policy.evaluate import Outcome
 from libcalico.policy.packet import Packet
-from libcalico.policy.world import Failsafe, Settings, world_of
+from libcalico.policy.world import Failsafe, Settings
 from tests.support import calc
 from tests.support.calc import ALLOW, ELSEWHERE, rule
 
@@ -38,10 +46,11 @@ class Case:
 
     def __init__(self, source: str, destination: str, traffic: str, *more, **options) -> None:
         resources = [*BASE, *more]
-        self.world = world_of(resources, settings=options.pop("settings", None))
         first, second = find_end(source, resources), find_end(destination, resources)
+        cluster = Cluster.of(resources, options.pop("settings", None), first, second)
+        self.world = cluster.world
         self.packet = packet_between(first, second, traffic, **options)
-        self.verdicts = judge(self.world, first, second, self.packet)
+        self.verdicts = judge(cluster, first, second, self.packet)
 
     @property
     def lines(self) -> list[str]:
