@@ -10,8 +10,9 @@ runs (felix.calc), as if all workloads were on one node, and the packets through
   DR1  asked is about workloads that both clusters have; hosts and addresses of nobody are not ends;
   DR2  a pair is asked about when one of the two is governed by something that differs: other pairs
        cannot change;
-  DR3  packets, unless they are given: the ports that the differing rules name, of their protocols,
-       one port that none of them names, and an echo request; in each family that both ends have;
+  DR3  packets, unless they are given: of every class that the rules which govern the pair, in
+       either cluster, tell apart, one (calicoctl.questions); in each family that both ends have,
+       between their first addresses;
   DR4  more than `LIMIT` questions are refused before the first is asked.
 """
 
@@ -20,22 +21,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from calicoctl.explain import BadQuestion, End, packet_between
+from calicoctl.explain import BadQuestion, End, packet_between, versions_of
+from calicoctl.questions import traffic_for
 from calicoctl.tables import Tables
 from felix.dataplane.intent_book import IntentBook, Owner, addresses_of, owners_of, tightening_uses
 from felix.intent import CompiledRule, PolicyUpdate, ProfileUpdate, WorkloadEndpointUpdate
 from felix.rules import verdict
 from libcalico import net
-from libcalico.model import Resource, WorkloadEndpoint
-from libcalico.model.keys import ResourceKey, key_of
+from libcalico.model import (
+    GlobalNetworkPolicy,
+    NetworkPolicy,
+    Resource,
+    StagedGlobalNetworkPolicy,
+    StagedKubernetesNetworkPolicy,
+    StagedNetworkPolicy,
+    Tier,
+    WorkloadEndpoint,
+)
+from libcalico.model.keys import ResourceKey, identifier, key_of
 from libcalico.policy.evaluate import Outcome
 from libcalico.policy.packet import Direction, Packet
 
 LIMIT = 500_000
-_PROTOCOLS = {6: "tcp", 17: "udp", 132: "sctp"}
-_TCP = 6
-_LAST_PORT = 65535
-_ANYBODY = End((net.parse_ip("0.0.0.0"),))
+_ANYBODY = End((net.parse_ip("0.0.0.0"), net.parse_ip("::")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +78,14 @@ def compare(
         for item in both
         if _differs(old.workloads[item.key], item) or not owners.isdisjoint(owners_of(item))
     }
-    texts = tuple(traffic) or _traffic(old, new, owners)
+    pairs = _pairs(both, touched, len(traffic) or 1)
+    texts_of = _Texts(old, new, tuple(traffic))
+    count = sum(len(texts_of(*pair)) * len(_families(*pair)) for pair in pairs)
+    _check_limit(count, both, touched)
     packets = [
         (source, destination, packet)
-        for source, destination in _pairs(both, touched, len(texts))
-        for packet in _packets(source, destination, texts)
+        for source, destination in pairs
+        for packet in _packets(source, destination, texts_of(source, destination))
     ]
     changes = []
     for source, destination, packet in packets:
@@ -82,6 +93,33 @@ def compare(
         if was != now:
             changes.append(Change(_name(source), _name(destination), packet, now))
     return Report(tuple(changes), len(packets))
+
+
+_STAGED_KINDS = (
+    StagedNetworkPolicy,
+    StagedGlobalNetworkPolicy,
+    StagedKubernetesNetworkPolicy,
+)
+_TIERED_KINDS = (NetworkPolicy, GlobalNetworkPolicy)
+
+
+def doubts(given: Sequence[Resource], after: Iterable[Resource], *, staged: bool) -> list[str]:
+    """What whoever gives these objects may not have meant: a line each."""
+    found = []
+    keys: set[ResourceKey] = set()
+    known = {"default", *(item.metadata.name for item in after if isinstance(item, Tier))}
+    for item in given:
+        key = key_of(item)
+        name = identifier(key)
+        if key in keys:
+            found.append(f"{name}: given more than once, the last one counts")
+        keys.add(key)
+        if isinstance(item, _STAGED_KINDS) and not staged:
+            found.append(f"{name}: is staged and changes nothing; --staged asks what it would do")
+        tier = item.spec.tier if isinstance(item, _TIERED_KINDS) else None
+        if tier and tier not in known:
+            found.append(f'{name}: there is no tier "{tier}": it comes last and denies at its end')
+    return found
 
 
 def compiled(resources: Iterable[Resource]) -> IntentBook:
@@ -123,37 +161,42 @@ def _differs(old: WorkloadEndpointUpdate, new: WorkloadEndpointUpdate) -> bool:
 # -- what is asked (DR3, DR4) --------------------------------------------------------------------
 
 
-def _traffic(old: IntentBook, new: IntentBook, owners: Iterable[Owner]) -> tuple[str, ...]:
-    rules = [rule for name in owners for book in (old, new) for rule in _rules(_owner(book, name))]
-    named: set[tuple[int, int]] = set()
-    for rule in rules:
-        protocol = _TCP if rule.protocol is None else rule.protocol
-        side = rule.destination
-        ranges = (*side.ports, *side.not_ports)
-        named.update((protocol, ports.first) for ports in ranges)
-        for book in (old, new):
-            for set_id in (*side.named_port_sets, *side.not_named_port_sets, *side.ip_port_sets):
-                ends = (member.rsplit(",", 1)[1] for member in book.members(set_id))
-                named.update((protocol, int(port)) for port in ends)
-    known = {(number, port) for number, port in named if number in _PROTOCOLS and port > 0}
-    known |= {(number, _unnamed(known)) for number in {_TCP} | {number for number, _ in known}}
-    return ("icmp", *(f"{_PROTOCOLS[number]}/{port}" for number, port in sorted(known)))
+class _Texts:
+    """The traffic to ask a pair about; found once for all pairs that the same rules govern."""
 
+    def __init__(self, old: IntentBook, new: IntentBook, given: tuple[str, ...]) -> None:
+        self._books, self._given = (old, new), given
+        self._known: dict[frozenset[Owner], tuple[str, ...]] = {}
 
-def _unnamed(known: set[tuple[int, int]]) -> int:
-    ports = {port for _, port in known}
-    return next(port for port in range(_LAST_PORT, 0, -1) if port not in ports)
+    def __call__(
+        self, source: WorkloadEndpointUpdate, destination: WorkloadEndpointUpdate
+    ) -> tuple[str, ...]:
+        if self._given:
+            return self._given
+        owners = frozenset(
+            owner
+            for book in self._books
+            for end in (source, destination)
+            for owner in owners_of(book.workloads[end.key])
+        )
+        if owners not in self._known:
+            rules = [
+                rule
+                for owner in sorted(owners, key=str)
+                for book in self._books
+                for rule in _rules(_owner(book, owner))
+            ]
+            self._known[owners] = traffic_for(rules, self._members)
+        return self._known[owners]
+
+    def _members(self, set_id: str) -> frozenset[str]:
+        return frozenset().union(*(book.members(set_id) for book in self._books))
 
 
 def _pairs(
     both: Sequence[WorkloadEndpointUpdate], touched: set[ResourceKey], packets: int
 ) -> list[tuple[WorkloadEndpointUpdate, WorkloadEndpointUpdate]]:
-    count = 2 * len(touched) * len(both) * packets
-    if count > LIMIT:
-        raise BadQuestion(
-            f"about {count} questions ({len(touched)} workloads would be governed otherwise, of"
-            f" {len(both)}): more than {LIMIT}, ask about less with --traffic"
-        )
+    _check_limit(2 * len(touched) * (len(both) - 1) * packets, both, touched)
     return [
         (source, destination)
         for source in both
@@ -162,15 +205,36 @@ def _pairs(
     ]
 
 
+def _check_limit(
+    count: int, both: Sequence[WorkloadEndpointUpdate], touched: set[ResourceKey]
+) -> None:
+    """Errors: BadQuestion (DR4)."""
+    if count > LIMIT:
+        raise BadQuestion(
+            f"about {count} questions ({len(touched)} workloads would be governed otherwise, of"
+            f" {len(both)}): more than {LIMIT}, ask about less with --traffic"
+        )
+
+
 def _packets(
     source: WorkloadEndpointUpdate, destination: WorkloadEndpointUpdate, texts: Iterable[str]
 ) -> list[Packet]:
-    found: list[Packet] = []
     ends = (_end(source), _end(destination))
-    for version in (4, 6):
-        if all(any(a.version == version for a in end.addresses) for end in ends):
-            found += [packet_between(*ends, text, version=version) for text in texts]
-    return found
+    return [
+        packet_between(*ends, text, version=version)
+        for version in _families(source, destination)
+        for text in texts
+        if version in versions_of(text)
+    ]
+
+
+def _families(*endpoints: WorkloadEndpointUpdate) -> list[int]:
+    """Those that all of them have an address of."""
+    return [
+        version
+        for version, mark in ((4, "."), (6, ":"))
+        if all(any(mark in text for text in endpoint.nets) for endpoint in endpoints)
+    ]
 
 
 def _end(endpoint: WorkloadEndpointUpdate) -> End:

@@ -32,13 +32,14 @@ from libcalico.errors import InvalidInput
 from libcalico.model import (
     FelixConfigurationSpec,
     HostEndpoint,
+    Node,
     Resource,
     Rule,
     WorkloadEndpoint,
 )
 from libcalico.model.felix_config import ProtoPort
 from libcalico.model.keys import ResourceKey
-from libcalico.model.scalars import parse_port, protocol_number
+from libcalico.model.scalars import parse_port
 from libcalico.policy.evaluate import (
     Outcome,
     Reason,
@@ -91,35 +92,96 @@ def find_end(text: str, resources: Iterable[Resource]) -> End:
     """An address, `namespace/pod` (or the endpoint's own name), or a host endpoint's name.
 
     Errors: BadQuestion."""
-    endpoints = [item for item in resources if isinstance(item, WorkloadEndpoint | HostEndpoint)]
+    known = _Known(resources)
     try:
         address = net.parse_ip(text)
     except net.AddressError:
-        return _named_end(text, endpoints)
-    owners = [item for item in endpoints if any(address in one for one in _nets(item))]
-    # A workload before a host endpoint: its interface is nearer.
-    owners.sort(key=lambda item: (isinstance(item, HostEndpoint), _key(item)))
-    return End((address,), owners[0] if owners else None)
+        return known.named(text)
+    return End((address,), known.owner(address))
 
 
-def _named_end(text: str, endpoints: Sequence[Endpoint]) -> End:
+class _Known:
+    """The endpoints of the cluster, and the addresses that nodes say they have."""
+
+    def __init__(self, resources: Iterable[Resource]) -> None:
+        self._endpoints: list[Endpoint] = []
+        self._nodes: dict[str, list[net.Network]] = {}
+        for item in resources:
+            if isinstance(item, WorkloadEndpoint | HostEndpoint):
+                self._endpoints.append(item)
+            elif isinstance(item, Node):
+                self._nodes[item.metadata.name] = _node_addresses(item)
+
+    def owner(self, address: net.Address) -> Endpoint | None:
+        """Errors: BadQuestion when an address of a node may be behind any of several."""
+        owners = [item for item in self._endpoints if any(address in one for one in _own(item))]
+        if owners:
+            # A workload before a host endpoint: its interface is nearer.
+            return min(owners, key=lambda item: (isinstance(item, HostEndpoint), _key(item)))
+        owners = [e for e in self._endpoints if any(address in one for one in self._of_node(e))]
+        if len(owners) > 1:
+            names = ", ".join(sorted(item.metadata.name for item in owners))
+            raise BadQuestion(f"{address}: more than one host endpoint, choose one of {names}")
+        return owners[0] if owners else None
+
+    def named(self, text: str) -> End:
+        namespace, slash, name = text.rpartition("/")
+        found: list[Endpoint]
+        if slash:
+            found = [item for item in self._endpoints if _is_called(item, namespace, name)]
+        else:
+            hosts = (item for item in self._endpoints if isinstance(item, HostEndpoint))
+            found = [item for item in hosts if item.metadata.name == name]
+        if not found:
+            raise BadQuestion(f"{text or repr(text)}: {_why_unknown(text)}")
+        if len(found) > 1:
+            names = ", ".join(sorted(f"{namespace}/{item.metadata.name}" for item in found))
+            raise BadQuestion(f"{text}: more than one endpoint, choose one of {names}")
+        nets = _own(found[0]) or self._of_node(found[0])
+        if not nets:
+            raise BadQuestion(f"{text}: neither the endpoint nor its node has an address")
+        return End(tuple(one.network_address for one in nets), found[0])
+
+    def _of_node(self, item: Endpoint) -> list[net.Network]:
+        """What a host endpoint without expectedIPs may have: its interface is what counts."""
+        if not isinstance(item, HostEndpoint) or item.spec.expected_ips:
+            return []
+        return self._nodes.get(item.spec.node or "", [])
+
+
+def _why_unknown(text: str) -> str:
     namespace, slash, name = text.rpartition("/")
-    found: list[Endpoint]
+    if not (name and (namespace or not slash)):
+        return "an end is NAMESPACE/POD, the name of a host endpoint, or an address"
+    if slash and _is_network(text):
+        return "a network is no end, give one address of it"
     if slash:
-        found = [item for item in endpoints if _is_called(item, namespace, name)]
-        what = f'workload "{name}" in namespace "{namespace}"'
-    else:
-        found = [e for e in endpoints if isinstance(e, HostEndpoint) and e.metadata.name == name]
-        what = f'host endpoint "{name}" (workloads are NAMESPACE/NAME)'
-    if not found:
-        raise BadQuestion(f"{text}: there is no {what}")
-    if len(found) > 1:
-        names = ", ".join(sorted(f"{namespace}/{item.metadata.name}" for item in found))
-        raise BadQuestion(f"{text}: more than one endpoint, choose one of {names}")
-    addresses = tuple(one.network_address for one in _nets(found[0]))
-    if not addresses:
-        raise BadQuestion(f"{text}: the endpoint has no address, give one")
-    return End(addresses, found[0])
+        return f'there is no workload "{name}" in namespace "{namespace}"'
+    if ":" in text or text.replace(".", "").isdecimal():
+        return "invalid IP address"
+    return f'there is no host endpoint "{name}" (workloads are NAMESPACE/NAME)'
+
+
+def _is_network(text: str) -> bool:
+    try:
+        net.parse_cidr_or_ip(text)
+    except net.AddressError:
+        return False
+    return True
+
+
+def _node_addresses(node: Node) -> list[net.Network]:
+    bgp = node.spec.bgp
+    texts = [item.address for item in node.spec.addresses]
+    texts += [bgp.ipv4_address or "", bgp.ipv6_address or ""] if bgp is not None else []
+    found = []
+    for text in texts:
+        try:
+            # Without the prefix length: "192.0.2.11/24" is one address.
+            found.append(net.parse_cidr_or_ip(text.partition("/")[0]))
+        except net.AddressError:
+            continue
+    return list(dict.fromkeys(found))
 
 
 def _is_called(item: Endpoint, namespace: str, name: str) -> bool:
@@ -128,7 +190,7 @@ def _is_called(item: Endpoint, namespace: str, name: str) -> bool:
     return name in (item.metadata.name, item.spec.pod, item.spec.workload)
 
 
-def _nets(item: Endpoint) -> list[net.Network]:
+def _own(item: Endpoint) -> list[net.Network]:
     texts = item.spec.expected_ips if isinstance(item, HostEndpoint) else item.spec.ip_networks
     return [net.parse_cidr_or_ip(text) for text in texts]
 
@@ -146,19 +208,24 @@ def packet_between(
     """`traffic`: tcp/80, udp/53, sctp/9, icmp, icmp/TYPE, icmp/TYPE/CODE, or a protocol number.
 
     `version` 4 or 6, 0: IPv4 if both ends have it. Errors: BadQuestion."""
+    protocol, *numbers = traffic.split("/")
+    possible = versions_of(traffic)
+    if version and version not in possible:
+        raise BadQuestion(f"{traffic}: is not of IPv{version}")
     versions = [
         candidate
-        for candidate in ((version,) if version else (4, 6))
+        for candidate in ((version,) if version else possible)
         if all(any(a.version == candidate for a in end.addresses) for end in (source, destination))
     ]
     if not versions:
-        wanted = f"IPv{version}" if version else "one IP version"
+        wanted = (
+            f"IPv{version or possible[0]}" if version or len(possible) == 1 else "one IP version"
+        )
         raise BadQuestion(f"the two ends have no addresses of {wanted}")
     chosen = versions[0]
     first, second = (
         next(a for a in end.addresses if a.version == chosen) for end in (source, destination)
     )
-    protocol, *numbers = traffic.split("/")
     number = _protocol(protocol, chosen)
     if number in _WITH_PORTS:
         return Packet(
@@ -172,17 +239,28 @@ def packet_between(
     return Packet(first, second, number)
 
 
+def versions_of(traffic: str) -> tuple[int, ...]:
+    """The IP versions that the traffic may be of: "icmp" is the ICMP of either."""
+    return (6,) if traffic.lower().partition("/")[0] == "icmpv6" else (4, 6)
+
+
 def _protocol(text: str, version: int) -> int:
     number = _NAMES.get(text.lower())
     if number in (ICMP, ICMPV6):
         return ICMP if version == 4 else ICMPV6
     if number is None:
-        try:
-            number = protocol_number(int(text))
-        except (ValueError, InvalidInput) as err:
-            known = ", ".join(_NAMES)
-            raise BadQuestion(f"{text}: no protocol; known are {known} and 1-255") from err
+        number = _small_number(text)
+    if not number:
+        known = ", ".join(_NAMES)
+        raise BadQuestion(f"{text or repr(text)}: no protocol; known are {known} and 1-255")
     return number
+
+
+def _small_number(text: str) -> int | None:
+    """0 to 255 in plain digits, else None."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 3):
+        return None
+    return int(text) if int(text) <= 255 else None
 
 
 def _port(traffic: str, numbers: list[str]) -> int:
@@ -197,10 +275,11 @@ def _port(traffic: str, numbers: list[str]) -> int:
 
 
 def _icmp(traffic: str, numbers: list[str], version: int) -> tuple[int, int]:
-    if len(numbers) > 2 or not all(text.isdigit() and int(text) < 256 for text in numbers):
+    found = [number for text in numbers if (number := _small_number(text)) is not None]
+    if len(numbers) > 2 or len(found) < len(numbers):
         raise BadQuestion(f"{traffic}: ICMP is icmp, icmp/TYPE or icmp/TYPE/CODE")
-    kind = int(numbers[0]) if numbers else _ECHO_REQUEST[version]
-    return kind, int(numbers[1]) if len(numbers) > 1 else 0
+    kind = found[0] if found else _ECHO_REQUEST[version]
+    return kind, found[1] if len(found) > 1 else 0
 
 
 # -- the verdicts --------------------------------------------------------------------------------
@@ -263,6 +342,10 @@ def _way(cluster: Cluster, source: End, destination: End, packet: Packet) -> Ite
     if isinstance(first, WorkloadEndpoint) and isinstance(second, HostEndpoint) and is_same_node:
         yield cluster.to_host(_key(first), packet)  # EX2
         return
+    if isinstance(first, HostEndpoint) and isinstance(second, WorkloadEndpoint) and is_same_node:
+        # It leaves by the workload's interface, where no host endpoint stands (EX2).
+        yield Verdict(Outcome.ALLOW, Reason.NOT_POLICED, Direction.INGRESS, endpoint=_key(second))
+        return
     if isinstance(first, HostEndpoint):
         yield _host(cluster, first, Direction.EGRESS, packet)
     elif first is not None:
@@ -270,10 +353,6 @@ def _way(cluster: Cluster, source: End, destination: End, packet: Packet) -> Ite
     if isinstance(second, HostEndpoint):
         yield _host(cluster, second, Direction.INGRESS, packet)
     elif second is not None:
-        if isinstance(first, HostEndpoint) and is_same_node:
-            key = _key(second)
-            yield Verdict(Outcome.ALLOW, Reason.NOT_POLICED, Direction.INGRESS, endpoint=key)
-            return
         yield cluster.endpoint(_key(second), Direction.INGRESS, packet)
 
 

@@ -24,6 +24,7 @@ from libcalico.model import (
     HostEndpoint,
     NetworkPolicy,
     NetworkSet,
+    Node,
     Profile,
     Resource,
     StagedGlobalNetworkPolicy,
@@ -33,7 +34,7 @@ from libcalico.model import (
     WorkloadEndpoint,
 )
 from libcalico.model.defaults import with_defaults
-from libcalico.model.keys import key_of
+from libcalico.model.keys import identifier, key_of
 from libcalico.model.validation import validate, validate_stored
 from libcalico.policy.staged import with_staged
 from libcalico.policy.world import Settings
@@ -48,6 +49,8 @@ _KINDS: tuple[type[Resource], ...] = (
     Profile,
     Tier,
 )
+# A host endpoint without expectedIPs has the addresses of its node.
+_ADDRESSES: tuple[type[Resource], ...] = (Node,)
 _STAGED: tuple[type[Resource], ...] = (
     StagedNetworkPolicy,
     StagedGlobalNetworkPolicy,
@@ -88,7 +91,8 @@ def explain(
 
     async def work(session: Session) -> tuple[list[Resource], Settings]:
         kinds = (*_KINDS, *_STAGED) if staged else _KINDS
-        return await _objects(session, kinds), await _settings(session)
+        objects = await _objects(session, (*kinds, *_ADDRESSES))
+        return objects, await _settings(session)
 
     resources, settings = run(ctx, config, work)
     first, second = (answers.find_end(text, resources) for text in (source, destination))
@@ -119,22 +123,24 @@ def dry_run(
 ) -> None:
     """Say which pairs of workloads would change their verdict if the objects of -f were applied.
 
-    Nothing is written. Without --traffic the ports that the changed rules name are asked about,
-    one that they do not name, and a ping."""
+    Nothing is written. Without --traffic every kind of packet is asked about that the rules of a
+    pair tell apart. Hosts are not asked about."""
     if not source.filename and not staged:
         raise UsageProblem("nothing to try: give --filename, --staged or both")
     given = from_files(source) if source.filename else []
-    kinds = (*_KINDS, *_STAGED) if staged else _KINDS
+    kinds: tuple[type[Resource], ...] = (*_KINDS, *_STAGED) if staged else _KINDS
     before = run(ctx, source.config, lambda session: _objects(session, kinds))
     after = {key_of(resource): resource for resource in before}
     for item in given:
         resource = _as_stored(item)
-        if delete:
-            after.pop(key_of(resource), None)
-        else:
+        if not delete:
             after[key_of(resource)] = resource
+        elif after.pop(key_of(resource), None) is None and isinstance(resource, kinds):
+            raise placed(NotFound(identifier(key_of(resource))), item)
     changed = with_staged(after.values()) if staged else list(after.values())
     report = dryrun.compare(before, changed, traffic=traffic)
+    for line in dryrun.doubts([item.resource for item in given], changed, staged=staged):
+        click.echo(line, err=True)
     click.echo((_report_json if output == "json" else _report_text)(report))
 
 
@@ -154,6 +160,8 @@ def _report_text(report: dryrun.Report) -> str:
         f" {change.source} -> {change.destination}: {answers.describe(change.packet)}"
         for change in report.changes
     ]
+    if not report.asked:
+        lines.append("nothing was asked: no workload would be governed by anything else")
     return "\n".join([*lines, f"{len(report.changes)} of {report.asked} verdicts would change"])
 
 

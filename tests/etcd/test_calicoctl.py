@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from ipam.blocks import new_block
+from libcalico.model import NodeBGPSpec
 from libcalico.model.codec import encode
 from libcalico.model.keys import BlockKey, PolicyRealizationKey, path_of
 from libcalico.testing.etcd import EtcdCluster
@@ -469,3 +470,32 @@ def test_policy_dry_run_refuses_what_could_not_be_applied(ctl):
     assert "Selector" in ctl.err
     ctl("policy", "dry-run", "-f", ctl.file(CLUSTER), "--traffic", "smoke", code=1)
     assert ctl.err.startswith("smoke: no protocol; ")
+    gone = CLUSTER.split("---")[1].replace("only-80", "nobody")
+    ctl("policy", "dry-run", "-f", ctl.file(gone), "--delete", code=1)
+    assert ctl.err.startswith("resource does not exist: NetworkPolicy(prod/nobody)")
+
+
+def test_policy_dry_run_says_when_it_asks_nothing_and_why(ctl, etcd):
+    store_pods(etcd)
+    said = ctl("policy", "dry-run", "-f", ctl.file(CLUSTER.split("---")[2])).splitlines()
+    assert said == [
+        "nothing was asked: no workload would be governed by anything else",
+        "0 of 0 verdicts would change",
+    ]
+    assert ctl.err == (
+        "StagedNetworkPolicy(prod/only-80): is staged and changes nothing;"
+        " --staged asks what it would do\n"
+    )
+
+
+def test_policy_explain_knows_the_addresses_of_a_node_with_a_host_endpoint_for_all(ctl, etcd):
+    key, node = calc.node("n1", bgp=NodeBGPSpec(ipv4_address="192.0.2.1/24"))
+    etcd.ctl("put", path_of(key), encode(node).decode())
+    key, host = calc.hep("n1-all", interface_name="*", node="n1")
+    etcd.ctl("put", path_of(key), encode(host).decode())
+    said = ctl("policy", "explain", "198.51.100.1", "192.0.2.1", "tcp/80").splitlines()
+    assert said[:2] == [
+        "denied: tcp 198.51.100.1 -> 192.0.2.1 port 80",
+        "ingress of HostEndpoint n1-all: deny",
+    ]
+    assert ctl("policy", "explain", "198.51.100.1", "n1-all", "tcp/22").startswith("allowed")

@@ -17,7 +17,7 @@ from calicoctl.explain import (
     packet_between,
 )
 from libcalico import net
-from libcalico.model import FelixConfigurationSpec
+from libcalico.model import FelixConfigurationSpec, NodeBGPSpec
 from libcalico.model.felix_config import ProtoPort
 from libcalico.policy.evaluate import Outcome
 from libcalico.policy.packet import Packet
@@ -84,7 +84,13 @@ def test_an_address_of_nobody_is_an_end_too():
         ("prod/nobody", 'prod/nobody: there is no workload "nobody" in namespace "prod"'),
         ("dev/web", 'dev/web: there is no workload "web" in namespace "dev"'),
         ("web", 'web: there is no host endpoint "web" (workloads are NAMESPACE/NAME)'),
-        ("bare", "bare: the endpoint has no address, give one"),
+        ("bare", "bare: neither the endpoint nor its node has an address"),
+        ("", "'': an end is NAMESPACE/POD, the name of a host endpoint, or an address"),
+        ("prod/", "prod/: an end is NAMESPACE/POD, the name of a host endpoint, or an address"),
+        ("/web", "/web: an end is NAMESPACE/POD, the name of a host endpoint, or an address"),
+        ("10.0.0.0/24", "10.0.0.0/24: a network is no end, give one address of it"),
+        ("10.0.0.300", "10.0.0.300: invalid IP address"),
+        ("fe80::1%eth0", "fe80::1%eth0: invalid IP address"),
         ("prod/two", "prod/two: more than one endpoint, choose one of prod/t1, prod/t2"),
     ],
 )
@@ -98,6 +104,27 @@ def test_an_end_that_cannot_be_found_is_named(text, reason):
     assert str(caught.value) == reason
 
 
+def test_a_host_endpoint_without_addresses_has_those_of_its_node():
+    """What arrives at them is not nobody's: `*` host endpoints seldom have expectedIPs."""
+    node = calc.node("n7", bgp=NodeBGPSpec(ipv4_address="192.0.2.7/24", ipv6_address="fd07::7"))[1]
+    star = calc.hep("n7-all", interface_name="*", node="n7")[1]
+    resources = (*BASE, node, star)
+    found = find_end("n7-all", resources)
+    assert [str(a) for a in found.addresses] == ["192.0.2.7", "fd07::7"]
+    assert find_end("192.0.2.7", resources).endpoint == star
+    assert find_end("192.0.2.8", resources).endpoint is None, "of its network, not its address"
+    second = calc.hep("n7-eth1", interface_name="eth1", node="n7")[1]
+    with pytest.raises(BadQuestion) as caught:
+        find_end("192.0.2.7", (*resources, second))
+    assert str(caught.value) == (
+        "192.0.2.7: more than one host endpoint, choose one of n7-all, n7-eth1"
+    )
+    with_others = calc.hep("n7-eth3", "192.0.2.77", interface_name="eth3", node="n7")[1]
+    assert find_end("192.0.2.7", (*resources, with_others)).endpoint == star
+    own = calc.hep("n7-eth2", "192.0.2.7", interface_name="eth2", node="n7")[1]
+    assert find_end("192.0.2.7", (*resources, second, own)).endpoint == own
+
+
 # -- packets -------------------------------------------------------------------------------------
 
 
@@ -109,7 +136,7 @@ def test_an_end_that_cannot_be_found_is_named(text, reason):
         ("6/80", Packet.tcp("10.0.0.1", "10.0.0.2", 80)),
         ("icmp", Packet.icmp("10.0.0.1", "10.0.0.2", 8)),
         ("icmp/3", Packet.icmp("10.0.0.1", "10.0.0.2", 3)),
-        ("icmpv6/3/1", Packet.icmp("10.0.0.1", "10.0.0.2", 3, code=1)),
+        ("icmp/3/1", Packet.icmp("10.0.0.1", "10.0.0.2", 3, code=1)),
         ("47", Packet(*ENDS, 47)),
     ],
 )
@@ -124,6 +151,8 @@ def test_the_ip_version_is_ipv4_if_both_have_it_else_what_both_have():
     both = find_end("prod/six", (six,))
     assert packet_between(web, both, "tcp/1").version == 4
     assert packet_between(web, both, "tcp/1", version=6).version == 6
+    assert packet_between(web, both, "icmpv6/3") == Packet.icmp("fd00::1", "fd00::6", 3)
+    assert packet_between(web, both, "icmp/3") == Packet.icmp("10.0.0.1", "10.0.0.6", 3)
     assert packet_between(web, both, "tcp/1", source_port=7).source_port == 7
 
 
@@ -145,6 +174,13 @@ def test_the_ip_version_is_ipv4_if_both_have_it_else_what_both_have():
             "smoke: no protocol; known are tcp, udp, sctp, icmp, icmpv6, udplite and 1-255",
         ),
         ("tcp/80", 6, "the two ends have no addresses of IPv6"),
+        ("icmpv6", 0, "the two ends have no addresses of IPv6"),
+        ("icmpv6/128", 4, "icmpv6/128: is not of IPv4"),
+        ("icmp/²", 0, "icmp/²: ICMP is icmp, icmp/TYPE or icmp/TYPE/CODE"),
+        ("tcp/²", 0, "tcp/²: needs one port, as in tcp/80"),
+        ("", 0, "'': no protocol; known are tcp, udp, sctp, icmp, icmpv6, udplite and 1-255"),
+        ("0", 0, "0: no protocol; known are tcp, udp, sctp, icmp, icmpv6, udplite and 1-255"),
+        ("٦", 0, "٦: no protocol; known are tcp, udp, sctp, icmp, icmpv6, udplite and 1-255"),
     ],
 )
 def test_traffic_that_is_none_is_named(traffic, version, reason):
@@ -215,7 +251,9 @@ def test_a_host_and_its_own_workload_are_not_policed_but_another_nodes_is():
     deny = calc.np("no", selector="app == 'db'", types=("Ingress",), ingress=())[1]
     near = Case("n1-eth0", "prod/db", "tcp/80", host_open, deny)
     assert near.lines[-1] == "  decided by no endpoint of ours"
-    assert near.outcomes[-1] == ("Ingress", Outcome.ALLOW)
+    assert near.outcomes == [("Ingress", Outcome.ALLOW)]
+    closed = Case("n1-eth0", "prod/db", "tcp/80", deny)
+    assert closed.outcomes == near.outcomes, "no host endpoint stands where it leaves"
     far = Case("n2-eth0", "prod/db", "tcp/80", host_open, deny)
     assert far.outcomes == [("Egress", Outcome.ALLOW), ("Ingress", Outcome.DENY)]
 
