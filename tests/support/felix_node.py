@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from libcalico.model.codec import encode
@@ -16,6 +17,7 @@ from tests.support.netns import NamespaceSet, add_uplink, can_ping, eventually, 
 
 A, B = ("10.65.0.1/32", "fd00:65::1/128"), ("10.65.0.2/32", "fd00:65::2/128")
 ETCD = "http://127.0.0.1:2379"
+ETCD_TOO = "http://127.0.0.2:2379"  # the same member, for those who are to lose their way to it
 ROOT = Path(__file__).parents[2]
 START_S = 30.0  # a busy machine imports Python modules slowly
 
@@ -35,12 +37,14 @@ class FelixNode:
         self._etcd: subprocess.Popen[bytes] | None = None
         self.start_etcd()
 
-    def start_etcd(self) -> None:
+    def start_etcd(self, *urls: str) -> None:
+        """Listening at these, or at all it has."""
         peer = "http://127.0.0.1:2380"
         self._etcd = self.ns.spawn(
             "etcd",
             *("--data-dir", str(self.directory / "etcd")),
-            *("--listen-client-urls", ETCD, "--advertise-client-urls", ETCD),
+            *("--listen-client-urls", ",".join(urls or (ETCD, ETCD_TOO))),
+            *("--advertise-client-urls", ETCD),
             *("--listen-peer-urls", peer, "--log-level", "error", "--unsafe-no-fsync"),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -61,6 +65,13 @@ class FelixNode:
             self.ns.run("etcdctl", "del", path_of(key))
 
     def start(self, **environ: str) -> None:
+        command = (sys.executable, "-m", "felix")
+        self._felix = self.spawn(*command, environ=environ, cwd="/")
+
+    def spawn(
+        self, *argv: str, environ: Mapping[str, str], **options: object
+    ) -> subprocess.Popen[bytes]:
+        """Run something with felix's environment, in the node; it writes to felix's log."""
         run = self.directory / "run"
         own = {
             "NODENAME": NODE,
@@ -73,12 +84,7 @@ class FelixNode:
             "FELIX_HEALTHENABLED": "true",
         }
         with (self.directory / "felix.log").open("ab") as log:
-            self._felix = self.ns.spawn(
-                *(sys.executable, "-m", "felix"),
-                env=os.environ | own | environ,
-                cwd="/",
-                stderr=log,
-            )
+            return self.ns.spawn(*argv, env=os.environ | own | environ, stderr=log, **options)
 
     def is_ready(self) -> bool:
         return self.ns.succeeds("curl", "-sf", "-o", "/dev/null", "http://localhost:9099/readiness")
@@ -94,6 +100,10 @@ class FelixNode:
         assert self._felix is not None
         self._felix.send_signal(number)
         return self._felix.wait(timeout=20)
+
+    def signal(self, number: int) -> None:
+        assert self._felix is not None
+        self._felix.send_signal(number)
 
     def wait_exit(self) -> int:
         assert self._felix is not None
