@@ -64,8 +64,8 @@ class HostRulesManager:
         for chain in host.needed_chains(settings):
             wanted.want_chain(chain)
         for stage in host.STAGES:
-            # An element the kernel refuses leaves one interface unpoliced, and says so; refusing
-            # all of them would unpolice every interface.
+            # An element the kernel refuses closes one interface (HR6) and says so; refusing all of
+            # them would unpolice every interface.
             wanted.want_set(stage.map, isolates_elements=True)
 
     # ------------------------------------------------------------------------------- inputs
@@ -163,8 +163,7 @@ class HostRulesManager:
 
     def _settle_chains(self, stage: HostStage, present: _Stage, *, uses_marks: bool) -> None:
         default = _chain_name(present.governed.get(ANY_INTERFACE))
-        has_entries = bool(present.governed.keys() - {ANY_INTERFACE})
-        dispatch = HostDispatch(has_entries, default)
+        dispatch = HostDispatch(frozenset(present.governed.keys() - {ANY_INTERFACE}), default)
         chains = host.stage_chains(stage, dispatch, self._settings, uses_marks=uses_marks)
         for name in present.chains.keys() - {chain.name for chain in chains}:
             self._wanted.drop_chain(name)

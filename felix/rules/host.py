@@ -35,7 +35,9 @@ nothing (7.12).
   HR4 when nat has changed the destination of a packet of this host, the output hook still sees the
       interface of the first routing decision. Such a packet is marked there and judged in
       postrouting, by the interface it really leaves by;
-  HR5 workload interfaces are in no map here, and the `*` endpoint leaves them out.
+  HR5 workload interfaces are in no map here, and the `*` endpoint leaves them out;
+  HR6 while the kernel refuses an entry of the map its interface is closed, but for what HR2 says:
+      behind the lookup stands a rule for those that should not have come so far.
 
 Source: datamodel 5.1, 5.4, 7.4, 7.9, 7.13; Calico felix/rules/static.go, dispatch.go, endpoints.go;
 RFC 4890 4.4.1 (messages of ICMPv6 without which a host has no neighbour and no router).
@@ -49,6 +51,7 @@ from dataclasses import dataclass
 from felix.intent import HostEndpointUpdate, PortRange, TierPolicies
 from felix.rules.chain import (
     ACCEPT,
+    DROP,
     IFNAME,
     BaseHook,
     Chain,
@@ -58,11 +61,15 @@ from felix.rules.chain import (
     Field,
     Hook,
     InStatus,
+    Literal,
+    Lookup,
     Marked,
     Match,
     Rule,
     SetMark,
     goto,
+    ifname_bytes,
+    jump,
     of_family,
     of_protocol,
 )
@@ -118,6 +125,11 @@ class HostStage:
     def map(self) -> SetSpec:
         name = f"dispatch-{self.name}"
         return SetSpec(name, (IFNAME,), verdicts=True, comment=self.comment)
+
+    @property
+    def closed(self) -> str:
+        """The chain of HR6."""
+        return f"{self.name}-closed"
 
     @property
     def is_raw(self) -> bool:
@@ -231,9 +243,10 @@ def applies(stage: HostStage, endpoint: HostEndpointUpdate) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class HostDispatch:
-    """How a stage finds the endpoint of an interface: in its map, else the `default` chain."""
+    """How a stage finds the endpoint of an interface: in its map, which has all of `interfaces`,
+    else the `default` chain."""
 
-    has_entries: bool = False
+    interfaces: frozenset[str] = frozenset()
     default: str = ""
 
 
@@ -243,6 +256,16 @@ def stage_chains(
     """The base chain of a stage and what belongs to it; () when nothing is asked there (HR1).
 
     `uses_marks`: some stage of this node marks what it allows (HR3)."""
+    made = _stage_chain(stage, dispatch, settings, uses_marks=uses_marks)
+    if dispatch.interfaces and settings.guards_maps:
+        closed = (Rule((), (jump(stage.needed),)), Rule((), (DROP,), "its policy is missing"))
+        return (*made, Chain(stage.closed, closed, comment="interfaces whose entry was refused"))
+    return made
+
+
+def _stage_chain(
+    stage: HostStage, dispatch: HostDispatch, settings: RuleSettings, *, uses_marks: bool
+) -> tuple[Chain, ...]:
     asked = tuple(_asked(stage, dispatch, settings))
     marks = settings.marks
     if stage.is_raw and uses_marks:
@@ -271,8 +294,11 @@ def _head(stage: HostStage, settings: RuleSettings, *, uses_marks: bool) -> Iter
 
 
 def _asked(stage: HostStage, dispatch: HostDispatch, settings: RuleSettings) -> Iterable[Rule]:
-    if dispatch.has_entries:
+    if dispatch.interfaces:
         yield Rule((), (Dispatch((stage.field,), stage.map.name),))
+        if settings.guards_maps:
+            names = Literal(tuple(sorted(map(ifname_bytes, dispatch.interfaces))))
+            yield Rule((Lookup((stage.field,), names),), (goto(stage.closed),), "refused above")
     if dispatch.default:
         for prefix in settings.interface_prefixes:
             yield Rule((Compare(stage.field, prefix.encode()),), (ACCEPT,), "a workload's")

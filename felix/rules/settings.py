@@ -133,6 +133,12 @@ class RuleSettings:
     folds: bool = True
     iptables: IptablesSettings = IptablesSettings()
 
+    @property
+    def guards_maps(self) -> bool:
+        """Whether one entry of a map can be missing, refused by the kernel. In iptables, which does
+        not fold either, it is a rule of a chain, and that is closed as a whole."""
+        return self.folds
+
     @classmethod
     def of(cls, config: FelixConfig) -> RuleSettings:
         ports, address = config.nat_port_range, config.nat_outgoing_address

@@ -137,6 +137,7 @@ class Traversal:
     iifname: str = ""
     oifname: str = ""
     mark: int = 0
+    is_untracked: bool = False
     effects: list[str] = field(default_factory=list)
 
     def run(self, chains: Mapping[str, list[str]], name: str) -> str:
@@ -165,6 +166,7 @@ class Traversal:
             return ""
         if rule.target == "CT":
             self.effects.append("notrack")
+            self.is_untracked = True
             return ""
         if rule.target in ("LOG", "DSCP"):
             self.effects.append(f"{rule.target} {' '.join(rule.options.values())}".rstrip())
@@ -211,6 +213,8 @@ def _icmp(walk: Traversal, kind: str) -> bool:
 
 def _state(walk: Traversal, states: str) -> bool:
     told = states.split(",")
+    if walk.is_untracked:
+        return "UNTRACKED" in told  # and no connection that could have been translated
     return walk.packet.state.upper() in told or (walk.packet.is_dnat and "DNAT" in told)
 
 

@@ -521,6 +521,57 @@ async def test_what_the_kernel_refuses_is_a_problem_of_the_endpoint(node: FakeNo
     assert node.fake.deliver(to_us(), "eth0") == "drop", "the others are policed"
 
 
+@pytest.mark.parametrize("others", [[], [host_endpoint("all", "*", profiles=[PROFILE])]])
+async def test_an_interface_whose_entry_the_kernel_refuses_is_closed_but_for_failsafes(
+    node: FakeNode, others
+):
+    await node.push(*others)
+    opened = host_endpoint("g", "eth1", profiles=[PROFILE])
+    node.fake.refuse_element("dispatch-host-in", b"eth1\0")
+    node.fake.refuse_element("dispatch-host-out", b"eth1\0")
+    result = await node.push(opened, host_endpoint("h", "eth0", profiles=[PROFILE]))
+    assert result.deferred == 2
+    assert node.fake.deliver(to_us(), "eth1") == "drop"
+    assert node.fake.deliver(to_us(dport=22), "eth1") == "accept"
+    assert node.fake.originate(from_us(), "eth1") == "drop"
+    assert node.fake.originate(from_us(dport=2379), "eth1") == "accept"
+    assert node.fake.deliver(to_us(), "eth0") == "accept", "the others go on"
+    node.fake.allow()
+    await node.clock.advance(120)
+    await node.push()
+    assert node.fake.deliver(to_us(), "eth1") == "accept"
+
+
+@pytest.mark.parametrize(
+    ("stage", "map_name"),
+    [
+        ("untracked_tiers", "dispatch-host-untracked-in"),
+        ("pre_dnat_tiers", "dispatch-host-pre-dnat"),
+        ("forward_tiers", "dispatch-host-forward-in"),
+    ],
+)
+async def test_a_refused_entry_of_an_early_or_forward_stage_closes_too(
+    node: FakeNode, stage: str, map_name: str
+):
+    def verdict() -> str:
+        if stage == "forward_tiers":
+            return node.fake.forward(Packet(PEER[4], "10.99.0.1"), "eth1", "eth9")
+        return node.fake.deliver(to_us(), "eth1")
+
+    policies = {
+        "untracked_tiers": untracked("p", [ALLOW]),
+        "pre_dnat_tiers": pre_dnat("p", [ALLOW]),
+        "forward_tiers": policy("p", [ALLOW]),
+    }
+    tiers = {stage: [early("p")]}
+    await node.push(policies[stage], host_endpoint("g", "eth1", profiles=[PROFILE], **tiers))
+    assert verdict() == "accept"
+    await node.push(HostEndpointRemove(host_key("g")))
+    node.fake.refuse_element(map_name, b"eth1\0")
+    await node.push(host_endpoint("g", "eth1", profiles=[PROFILE], **tiers))
+    assert verdict() == "drop"
+
+
 async def test_the_dump_says_who_governs_what(node: FakeNode):
     await node.push(host_endpoint("h", "eth0"), host_endpoint("all", "*"))
     dump = node.host.dump()

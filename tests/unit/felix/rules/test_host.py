@@ -7,7 +7,18 @@ from dataclasses import replace
 import pytest
 
 from felix.rules import host
-from felix.rules.chain import ACCEPT, Dispatch, Hook, SetMark, goto
+from felix.rules.chain import (
+    ACCEPT,
+    DROP,
+    Dispatch,
+    Hook,
+    Literal,
+    Lookup,
+    SetMark,
+    goto,
+    ifname_bytes,
+    jump,
+)
 from felix.rules.host import HostDispatch, applies, needed_chains, stage_chains
 from felix.rules.nat import PRIORITY_DNAT, PRIORITY_SNAT
 from felix.rules.render_nft import rule_text
@@ -17,8 +28,8 @@ from tests.support.nft import host_endpoint, tier
 
 SETTINGS = RuleSettings()
 MARKS = SETTINGS.marks
-NOTHING, ENTRIES = HostDispatch(), HostDispatch(has_entries=True)
-BOTH = HostDispatch(has_entries=True, default="endpoint-in-x")
+NOTHING, ENTRIES = HostDispatch(), HostDispatch(frozenset({"eth0"}))
+BOTH = HostDispatch(frozenset({"eth0"}), default="endpoint-in-x")
 
 
 def texts(chain) -> list[str]:
@@ -40,9 +51,13 @@ def test_a_stage_at_which_nobody_has_a_say_does_not_exist(stage):
 
 @pytest.mark.parametrize("stage", host.STAGES, ids=lambda stage: stage.name)
 def test_interfaces_are_looked_up_first_then_the_star_endpoint_has_the_rest(stage):
-    *_head, chain = stage_chains(stage, BOTH, SETTINGS, uses_marks=False)
-    lookup, workloads, rest = chain.rules[-3:]
+    *_head, chain, closed = stage_chains(stage, BOTH, SETTINGS, uses_marks=False)
+    lookup, guard, workloads, rest = chain.rules[-4:]
     assert lookup.actions == (Dispatch((stage.field,), stage.map.name),)
+    names = Literal((ifname_bytes("eth0"),))
+    assert guard.matches == (Lookup((stage.field,), names),)
+    assert guard.actions == (goto(closed.name),)
+    assert [rule.actions for rule in closed.rules] == [(jump(stage.needed),), (DROP,)]
     assert (workloads.matches[0].field, workloads.matches[0].value) == (stage.field, b"cali")
     assert workloads.actions == (ACCEPT,)
     assert rest.actions == (goto("endpoint-in-x"),)
@@ -61,21 +76,21 @@ def test_stages_stand_where_their_packets_are_what_they_ask_about():
 
 
 def test_marks_are_cleared_set_and_asked_for():
-    (raw,) = stage_chains(host.UNTRACKED_IN, ENTRIES, SETTINGS, uses_marks=True)
+    raw, _closed = stage_chains(host.UNTRACKED_IN, ENTRIES, SETTINGS, uses_marks=True)
     assert raw.rules[0].actions == (SetMark(MARKS.all, False),)
     for stage in (host.PRE_DNAT, host.FORWARD_IN, host.NORMAL_IN, host.NORMAL_OUT):
-        (chain,) = stage_chains(stage, ENTRIES, SETTINGS, uses_marks=True)
+        chain, _closed = stage_chains(stage, ENTRIES, SETTINGS, uses_marks=True)
         assert "mark & 0x00010000" in texts(chain)[0], stage.name
-        (chain,) = stage_chains(stage, ENTRIES, SETTINGS, uses_marks=False)
+        chain, _closed = stage_chains(stage, ENTRIES, SETTINGS, uses_marks=False)
         assert "0x00010000" not in "".join(texts(chain)), stage.name
-    (chain,) = stage_chains(host.FORWARD_OUT, ENTRIES, SETTINGS, uses_marks=True)
-    assert len(chain.rules) == 1, "another endpoint's interface"
+    chain, _closed = stage_chains(host.FORWARD_OUT, ENTRIES, SETTINGS, uses_marks=True)
+    assert len(chain.rules) == 2, "another endpoint's interface"
 
 
 def test_translated_packets_wait_for_postrouting():
-    (out,) = stage_chains(host.NORMAL_OUT, ENTRIES, SETTINGS, uses_marks=False)
+    out, _closed = stage_chains(host.NORMAL_OUT, ENTRIES, SETTINGS, uses_marks=False)
     assert texts(out)[0].startswith("ct status dnat meta mark set meta mark | 0x00020000 accept")
-    late, dispatch = stage_chains(host.TRANSLATED_OUT, ENTRIES, SETTINGS, uses_marks=False)
+    late, dispatch, _closed = stage_chains(host.TRANSLATED_OUT, ENTRIES, SETTINGS, uses_marks=False)
     assert texts(late) == [
         "meta mark & 0x00020000 == 0x00020000 meta mark set meta mark & 0xfffdffff"
         f" goto {dispatch.name}"
