@@ -189,7 +189,11 @@ def build_dataplane(
     links = LinkMonitor(ports.links)
     policies = PolicyReport(partial(_why_closed, packet_filter), clock=clock)
     uplinks = Uplinks(config.mtu_iface_pattern, config.interface_prefixes)
-    sweep = PolicySweep(ports.conntrack, clock=clock) if settings.sweeps_connections else None
+    sweep = (
+        PolicySweep(ports.conntrack, RuleSettings.of(config), clock=clock)
+        if settings.sweeps_connections
+        else None
+    )
     listeners: list[InterfaceListener] = [*routes, endpoints, host, status, uplinks]
     listeners += [sweep] if sweep else []
     for listener in listeners:

@@ -14,8 +14,8 @@ about the first packet of a connection and never again.
        the one it goes to, denies its first packet now; what is related to a deleted connection goes
        with it, what is related to another one stays;
   PS3  what policy was never asked about stays: a connection from the host to its own workload, and
-       a workload's DHCP with its host. So do those of host endpoints: an entry does not say which
-       interface it came in by, and so not whose policy it was;
+       a workload's DHCP with its host. Those of the node itself go where policy of host endpoints
+       denies them for certain (host_sweep.py); what is forwarded is judged at workloads alone;
   PS4  looked at are the connections of workloads whose rules changed, and of single addresses that
        came to or left a set where that tightens; after a start, those of all workloads, since
        policy may have changed while felix was away. One reading of the table at a time, and after
@@ -33,6 +33,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from felix.dataplane.host_sweep import HostConnections
 from felix.dataplane.intent_book import IntentBook, Owner, addresses_of
 from felix.dataplane.loop import CycleReport
 from felix.dataplane.manager import InterfaceState
@@ -46,6 +47,7 @@ from felix.intent import (
     WorkloadEndpointUpdate,
 )
 from felix.rules import verdict
+from felix.rules.settings import RuleSettings
 from libcalico.errors import SuiteError
 from libcalico.model.keys import ResourceKey
 from libcalico.policy.evaluate import Outcome
@@ -59,33 +61,40 @@ _RETRY_FIRST_S, _RETRY_LIMIT_S = 0.1, 10.0
 # Reading the table costs ten milliseconds and more, whatever is in it (PS4).
 _PAUSE_S = 0.2
 _SLICE_S = 0.001
+_DEFAULTS = RuleSettings()
 _DHCP = frozenset({(68, 67), (546, 547)})
 _HOST_LENGTHS = ("/32", "/128")
 
 
 @dataclass(slots=True)
 class _Suspects:
-    """Whose connections are to be looked at. `everyone`: all workloads of this node."""
+    """Whose connections are to be looked at. `everyone`: all workloads of this node; `host`: the
+    node itself."""
 
     addresses: set[str] = field(default_factory=set)
     everyone: bool = False
+    host: bool = False
 
     def add(self, other: _Suspects) -> None:
         self.addresses |= other.addresses
         self.everyone = self.everyone or other.everyone
+        self.host = self.host or other.host
 
     def __bool__(self) -> bool:
-        return self.everyone or bool(self.addresses)
+        return self.everyone or self.host or bool(self.addresses)
 
 
 class PolicySweep:
     """Manager and InterfaceListener. See the module docstring."""
 
-    def __init__(self, port: ConntrackPort, *, clock: Clock) -> None:
+    def __init__(
+        self, port: ConntrackPort, settings: RuleSettings = _DEFAULTS, *, clock: Clock
+    ) -> None:
         self._port, self._clock = port, clock
         self._book = IntentBook()
+        self._host = HostConnections(self._book, settings)
         self._addresses_by_ifname: dict[str, tuple[str, ...]] = {}
-        self._marked = _Suspects(everyone=True)
+        self._marked = _Suspects(everyone=True, host=True)
         self._writing, self._due = _Suspects(), _Suspects()
         self._is_loaded = False
         self._wake = asyncio.Event()
@@ -97,12 +106,14 @@ class PolicySweep:
         if self._is_loaded:
             self._mark(intent)
         self._book.take(intent)
+        self._marked.host |= self._host.take(intent)
 
     def on_interface(self, name: str, state: InterfaceState | None) -> None:
         if state is None:
             self._addresses_by_ifname.pop(name, None)
         else:
             self._addresses_by_ifname[name] = state.addresses
+        self._marked.host |= self._host.on_interface(name, state)
 
     def _mark(self, intent: Intent) -> None:
         """Before the book takes it. (What goes leaves its users first, and they change with it.)"""
@@ -130,6 +141,7 @@ class PolicySweep:
                 pass
 
     def _mark_users(self, owner: Owner) -> None:
+        self._marked.host |= self._host.are_governed_by((owner,))
         self._mark_workloads(self._book.governed_by((owner,)))
 
     def _mark_members(self, set_id: str, changed: frozenset[str], *, grows: bool) -> None:
@@ -137,6 +149,7 @@ class PolicySweep:
         owners = self._book.tightened_by(set_id, grows=grows)
         if not owners:
             return  # nobody; and the rules that look into a new set are new as well
+        self._marked.host |= bool(changed) and self._host.are_governed_by(owners)
         for member in changed:
             address, _, rest = member.partition(",")
             if rest:
@@ -189,6 +202,8 @@ class PolicySweep:
     async def _sweep(self, suspects: _Suspects) -> int:
         addresses = set(self._book.addresses()) if suspects.everyone else set()
         addresses |= suspects.addresses
+        if suspects.host:
+            addresses |= self._host.addresses()
         if not addresses:
             return 0
         found = await self._port.list_connections(addresses)
@@ -202,7 +217,8 @@ class PolicySweep:
         host = {a for addresses in self._addresses_by_ifname.values() for a in addresses}
         began = self._clock.monotonic()
         for connection in connections:
-            if self._is_denied(connection.packet, host):
+            packet = connection.packet
+            if self._is_denied(packet, host) or self._host.denies(packet):
                 denied.append(connection)
             if self._clock.monotonic() - began > _SLICE_S:
                 await asyncio.sleep(0)
@@ -226,6 +242,7 @@ class PolicySweep:
 
     def dump(self) -> dict[str, object]:
         return {
+            "host": self._writing.host or self._due.host,
             "writing": sorted(self._writing.addresses),
             "due": sorted(self._due.addresses),
             "deleted": self._deleted,

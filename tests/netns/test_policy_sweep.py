@@ -5,16 +5,23 @@ from __future__ import annotations
 import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.support import calc
 from tests.support.calc import rule
-from tests.support.felix import basics, workload
+from tests.support.felix import NODE, basics, workload
 from tests.support.felix_node import A, B, FelixNode
-from tests.support.netns import Namespace, NamespaceSet, eventually, why_unavailable
+from tests.support.netns import (
+    Namespace,
+    NamespaceSet,
+    add_addresses,
+    connect,
+    eventually,
+    why_unavailable,
+)
 
 V4, V6 = "10.65.0.2", "fd00:65::2"
 VIP = "203.0.113.9"
@@ -28,6 +35,16 @@ DNAT = (
 ONLY_OTHER = calc.np(
     "tight",
     selector="app == 'b'",
+    types=("Ingress",),
+    ingress=(rule(protocol="TCP", destination={"ports": (OTHER_PORT,)}),),
+)
+
+ALL_INTERFACES = calc.hep(
+    "all", node=NODE, interface_name="*", labels={"role": "host"}, profiles=("kns.prod",)
+)
+HOST_TIGHT = calc.gnp(
+    "host-tight",
+    selector="role == 'host'",
     types=("Ingress",),
     ingress=(rule(protocol="TCP", destination={"ports": (OTHER_PORT,)}),),
 )
@@ -72,22 +89,20 @@ class Connection:
 @contextmanager
 def connections(node: FelixNode, *targets: tuple[str, int]) -> Iterator[list[Connection]]:
     """One established connection to each (address as pod a knows it, port)."""
-    made: list[Connection] = []
-    opened: list[socket.socket] = []
-    for address, port in targets:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listener = _listen(node.b, family, port)
-        with closing(listener):
-            client = node.a.call(lambda to=(address, port): socket.create_connection(to, 20))
-            listener.settimeout(20)
-            server, _ = listener.accept()
-        opened += [client, server]
-        made.append(Connection(client, server))
-    try:
-        yield made
-    finally:
-        for one in opened:
-            one.close()
+    with ExitStack() as stack:
+        yield [stack.enter_context(between(node.a, node.b, *target)) for target in targets]
+
+
+@contextmanager
+def between(here: Namespace, there: Namespace, address: str, port: int) -> Iterator[Connection]:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = _listen(there, family, port)
+    with closing(listener):
+        client = here.call(lambda: socket.create_connection((address, port), 20))
+        listener.settimeout(20)
+        server, _ = listener.accept()
+    with client, server:
+        yield Connection(client, server)
 
 
 def _listen(pod: Namespace, family: int, port: int) -> socket.socket:
@@ -166,3 +181,30 @@ def test_without_the_parameter_connections_outlive_the_policy_that_let_them_in(n
         assert not node.a.succeeds("curl", "-s", "-m1", f"http://{V4}:{OPEN_PORT}")
         assert old.is_alive()
         assert entries(node, OPEN_PORT) >= 1
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [("203.0.113.1", "203.0.113.7"), ("2001:db8:113::1", "2001:db8:113::7")]
+)
+def test_a_connection_of_the_node_itself_dies_when_its_host_endpoint_denies_it(
+    node, netns, ours, theirs
+):
+    neighbour = netns.make("peer")
+    connect(node.ns, "eth1", neighbour, "eth0")
+    length = 64 if ":" in ours else 24
+    for namespace, name, address in ((node.ns, "eth1", ours), (neighbour, "eth0", theirs)):
+        namespace.sysctl(f"net/ipv6/conf/{name}/accept_dad", "0")
+        add_addresses(namespace, name, f"{address}/{length}")
+    node.store(ALL_INTERFACES)
+    start(node, "Enabled")
+    with (
+        between(neighbour, node.ns, ours, OPEN_PORT) as denied,
+        between(neighbour, node.ns, ours, OTHER_PORT) as allowed,
+    ):
+        assert denied.is_alive()
+        node.store(HOST_TIGHT)
+        assert eventually(lambda: entries(node, OPEN_PORT) == 0, timeout_s=20), node.log()
+        assert not denied.client_is_heard()
+        assert not denied.server_is_heard()
+        assert allowed.is_alive()
+        assert entries(node, OTHER_PORT) == 1

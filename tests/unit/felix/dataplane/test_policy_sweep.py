@@ -323,4 +323,108 @@ async def test_dump_counts():
         world.has(tracked(Packet.tcp(WEB, DB, 80)))
         world.put(DENY_DB)
         await world.cycle()
-        assert world.sweep.dump() == {"writing": [], "due": [], "deleted": 1}
+        assert world.sweep.dump() == {"host": False, "writing": [], "due": [], "deleted": 1}
+
+
+# ------------------------------------------------------------------------------ the node itself
+
+PEER, SIX, PEER_SIX = "192.0.2.7", "2001:db8::1", "2001:db8::7"
+UPLINK = calc.hep("edge", HOST, SIX, labels={"role": "edge"}, profiles=("kns.prod",))
+EVERY = calc.hep("all", interface_name="*", labels={"role": "edge"}, profiles=("kns.prod",))
+DENY_EDGE = calc.gnp(
+    "closed",
+    selector="role == 'edge'",
+    types=("Ingress", "Egress"),
+    ingress=(rule("Deny", protocol="TCP", destination={"ports": (8080,)}),),
+    egress=(rule("Deny", protocol="TCP", destination={"ports": (8080,)}),),
+)
+
+
+def tcp_to(source: str, target: str, port: int = 8080) -> Packet:
+    return Packet.tcp(source, target, port)
+
+
+def both_ways(port: int = 8080) -> list[TrackedConnection]:
+    return [
+        tracked(tcp_to(PEER, HOST, port)),
+        tracked(tcp_to(HOST, PEER, port)),
+        tracked(tcp_to(PEER_SIX, SIX, port)),
+        tracked(tcp_to(SIX, PEER_SIX, port)),
+    ]
+
+
+def host_world(*objects, **interfaces: tuple[str, ...]) -> World:
+    world = World(*objects)
+    for name, addresses in ({"eth0": (HOST, SIX)} | interfaces).items():
+        world.sweep.on_interface(name, InterfaceState(name, 2, True, True, addresses))
+    return world
+
+
+async def test_connections_of_the_node_end_when_its_only_interface_denies_them_in_both_families():
+    world = host_world(UPLINK, lo=("127.0.0.1",), cali1=())
+    world.has(*both_ways())
+    async with world.running():
+        assert len(world.left()) == 4
+        world.put(DENY_EDGE)
+        await world.cycle()
+        assert world.left() == []
+
+
+async def test_while_another_interface_could_have_let_it_in_it_stays():
+    world = host_world(UPLINK, eth1=("198.51.100.1",))
+    world.has(*both_ways())
+    async with world.running():
+        world.put(DENY_EDGE)
+        await world.cycle()
+        assert len(world.left()) == 4, "nobody governs eth1"
+        world.put(EVERY)
+        await world.cycle()
+        assert world.left() == [], "and now all interfaces deny it"
+
+
+async def test_what_policy_of_the_host_is_never_asked_about_stays():
+    world = host_world(UPLINK)
+    ssh = [tracked(tcp_to(PEER, HOST, 22)), tracked(tcp_to(HOST, PEER, 2379))]
+    own = [tracked(tcp_to(HOST, HOST)), tracked(tcp_to(HOST, WEB)), tracked(tcp_to(PEER, FAR))]
+    world.has(*ssh, *own)
+    everything = calc.gnp(
+        "closed", selector="role == 'edge'", types=("Ingress", "Egress"), ingress=(), egress=()
+    )
+    async with world.running():
+        world.put(everything)
+        await world.cycle()
+        assert len(world.left()) == 5
+
+
+async def test_an_early_policy_may_have_allowed_it_so_it_stays():
+    early = calc.gnp(
+        "early",
+        selector="role == 'edge'",
+        types=("Ingress",),
+        ingress=(rule("Allow"),),
+        pre_dnat=True,
+        apply_on_forward=True,
+    )
+    world = host_world(UPLINK, early)
+    world.has(*both_ways())
+    async with world.running():
+        world.put(DENY_EDGE)
+        await world.cycle()
+        assert len(world.left()) == 4
+
+
+async def test_sets_profiles_and_addresses_that_govern_the_node_are_looked_at():
+    only = calc.gnp(
+        "only",
+        selector="role == 'edge'",
+        types=("Ingress",),
+        ingress=(rule("Allow", source={"selector": "app == 'web'"}),),
+    )
+    far = wep("far", PEER, node=calc.ELSEWHERE, labels={"app": "web"})
+    world = host_world(UPLINK, only, far)
+    world.has(tracked(tcp_to(PEER, HOST)))
+    async with world.running():
+        assert len(world.left()) == 1
+        world.put(wep("far", PEER, node=calc.ELSEWHERE, labels={"app": "other"}))
+        await world.cycle()
+        assert world.left() == []
