@@ -149,6 +149,12 @@ class FelixConfig(InertParams):
         doc="Delete connections that policy of workloads no longer allows, right after programming;"
         " sets nf_conntrack_tcp_loose to 0.",
     )
+    policy_rule_counters: str = setting(
+        "Disabled",
+        parse=_SWITCH,
+        doc="A packet counter on every rule of policies and profiles, in `nft list ruleset`; rules"
+        " are not folded then. iptables counts by itself.",
+    )
     allow_vxlan_packets_from_workloads: bool = setting(
         False,
         parse=parse.boolean,

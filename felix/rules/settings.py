@@ -127,7 +127,7 @@ class RuleSettings:
     outbound_failsafes: tuple[Failsafe, ...] = failsafes(_DEFAULTS.failsafe_outbound_host_ports)
     excluded_interfaces: tuple[re.Pattern[str], ...] = _DEFAULTS.interface_exclude
     marks: Marks = Marks()
-    # A packet counter on every deciding rule (read with `nft list ruleset`).
+    # A packet counter on every deciding rule (PolicyRuleCounters; see `nft list ruleset`).
     counts: bool = False
     # Runs of like rules as one lookup in a set of value combinations: what iptables does not have.
     folds: bool = True
@@ -168,7 +168,9 @@ class RuleSettings:
             outbound_failsafes=failsafes(config.failsafe_outbound_host_ports),
             excluded_interfaces=config.interface_exclude,
             marks=Marks.of(mask),
-            folds=not iptables.is_in_use,
+            counts=config.policy_rule_counters == "Enabled",
+            # A folded rule would count for all that it stands for.
+            folds=not iptables.is_in_use and config.policy_rule_counters != "Enabled",
             iptables=iptables,
         )
 

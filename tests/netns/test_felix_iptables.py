@@ -64,6 +64,31 @@ def test_pods_reach_each_other_a_policy_stops_them_and_the_dataplane_is_changed(
     assert eventually(lambda: node.reach() == BOTH)
 
 
+def test_appended_hooks_stand_last_and_are_restored_at_the_next_refresh(node):
+    """ChainInsertMode append; nobody tells felix that its hooks were removed."""
+
+    def forward() -> list[str]:
+        return node.ns.run("iptables-nft", "-S", "FORWARD").splitlines()[1:]
+
+    node.ns.run("iptables-nft", "-A", "FORWARD", "-s", "203.0.113.9", "-j", "ACCEPT")
+    node.store(DENY)
+    node.start(
+        **IPTABLES,
+        FELIX_CHAININSERTMODE="append",
+        FELIX_IPTABLESREFRESHINTERVAL="1",
+        FELIX_IPTABLESPOSTWRITECHECKINTERVALSECS="3600",
+    )
+    node.wait_ready()
+    first, *ours = forward()
+    assert "203.0.113.9" in first
+    assert ours
+    assert all("cali" in rule for rule in ours)
+    assert eventually(lambda: node.reach() == NEITHER)
+    node.ns.run("iptables-nft", "-F", "FORWARD")
+    assert eventually(lambda: forward() == ours)
+    assert node.reach() == NEITHER
+
+
 def test_a_missing_tool_ends_felix_with_one_clear_line(node, tmp_path: Path):
     tools = tmp_path / "bin"
     tools.mkdir()

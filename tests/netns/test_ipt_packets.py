@@ -96,11 +96,17 @@ def rig(world: packets.World, request: pytest.FixtureRequest) -> IptRig:
 test_without_an_endpoint_closed = packets.test_without_an_endpoint_a_workload_interface_is_closed
 test_ingress_and_egress_policy = packets.test_ingress_and_egress_policy_are_both_asked
 test_workloads_reach_the_host = packets.test_workloads_reach_the_host_only_as_configured
+test_errors_about_allowed_packets = (
+    packets.test_errors_about_allowed_packets_pass_where_policy_denies_all_else
+)
+test_a_workload_is_no_router = packets.test_a_workload_is_no_router
+test_the_traffic_class = packets.test_the_traffic_class_of_packets_is_left_alone
 test_ports_and_protocols = packets.test_ports_and_protocols
 test_sets_follow_their_members = packets.test_sets_follow_their_members
 test_named_ports = packets.test_named_ports_are_address_and_port
 test_pass_and_the_tiers_after_it = packets.test_pass_and_the_tiers_after_it
 test_nat_outgoing = packets.test_what_leaves_a_nat_pool_has_the_nodes_address
+test_nat_exclusions = packets.test_nodes_are_not_translated_for_when_they_are_excluded
 test_antispoof = packets.test_a_workload_cannot_use_addresses_that_are_not_its_own
 
 

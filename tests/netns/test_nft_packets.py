@@ -17,7 +17,16 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from felix.intent import Action, EntityMatch, IcmpMatch, PoolUpdate, SetDelta, SetKind, SetUpdate
+from felix.intent import (
+    Action,
+    EntityMatch,
+    HostUpdate,
+    IcmpMatch,
+    PoolUpdate,
+    SetDelta,
+    SetKind,
+    SetUpdate,
+)
 from felix.kernel.nft import NftKernel
 from felix.rules.settings import DenyAction, HostAction, RuleSettings
 from libcalico.netlink import NextHop, Route, device_route, replace_route
@@ -26,6 +35,7 @@ from tests.support.netns import (
     NamespaceSet,
     add_addresses,
     connect,
+    eventually,
     why_unavailable,
     wire_workload,
 )
@@ -201,6 +211,99 @@ async def test_rejected_packets_are_answered(rig: Rig, family: int):
         dial(world.a, world.b, 80, family=family)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_errors_about_allowed_packets_pass_where_policy_denies_all_else(
+    rig: Rig, family: int
+):
+    """The port unreachable of b is related to the datagram of a, and asks no policy."""
+    world = rig.world
+    to_b = policy("to-b", [], [rule(protocol=17, ports=[53])])
+    from_a = policy("from-a", [rule(protocol=17, ports=[53])], [])
+    await rig.enforce(to_b, from_a, a=(tier("to-b"),), b=(tier("from-a"),))
+    assert udp(world.a, world.b, 53, family=family)
+    assert not udp(world.b, world.a, 53, family=family)
+    assert not ping(world.b, world.a, family=family), "no other ICMP of b"
+
+
+ROUTER_ADVERTISEMENT = bytes([134, 0, 0, 0, 64, 0]) + (1800).to_bytes(2, "big") + bytes(8)
+WATCH = """
+add table inet watch
+add chain inet watch seen { type filter hook prerouting priority -400; }
+add rule inet watch seen iifname cali1 icmpv6 type nd-router-advert counter
+"""
+
+
+async def test_a_workload_is_no_router(rig: Rig):
+    """Not even for a host that believes router advertisements and lets workloads in."""
+    node, pod = rig.world.node.namespace, rig.world.a.namespace
+    node.sysctl("net/ipv6/conf/cali1/accept_ra", "2")
+
+    def advertise() -> None:
+        def send() -> None:
+            with socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6) as raw:
+                raw.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
+                raw.sendto(ROUTER_ADVERTISEMENT, ("ff02::1", 0, 0, socket.if_nametoindex("eth0")))
+
+        pod.call(send)
+
+    def believed() -> str:
+        return node.run("ip", "-6", "route", "show", "default", "dev", "cali1")
+
+    try:
+        assert eventually(lambda: [advertise(), believed()][1] != ""), "it would be believed"
+        await rig.configure(replace(rig.settings, endpoint_to_host=HostAction.ACCEPT))
+        node.run("ip", "-6", "route", "del", "default", "dev", "cali1")
+        node.run("nft", WATCH)
+        advertise()
+        assert eventually(
+            lambda: "packets 0" not in node.run("nft", "list", "table", "inet", "watch")
+        )
+        assert believed() == ""
+    finally:
+        node.sysctl("net/ipv6/conf/cali1/accept_ra", "0")
+        node.run("ip", "-6", "route", "flush", "proto", "ra")
+        node.run("nft", "add table inet watch; delete table inet watch")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_the_traffic_class_of_packets_is_left_alone(rig: Rig, family: int):
+    world = rig.world
+    await rig.enforce(policy("web", [ALLOW]), b=(tier(ingress=["web"]),))
+    kind = "ip" if family == 4 else "ip6"
+    world.b.namespace.run(
+        *("nft", "add table inet t; add chain inet t c { type filter hook input priority 0; };"),
+        f"add rule inet t c {kind} dscp ef counter",
+    )
+    try:
+        marked = ("ping", f"-{family}", "-n", "-Q", "0xb8", "-c", "1", "-W", "1")
+        assert world.a.namespace.succeeds(*marked, world.b.address(family))
+        assert "counter packets 1 " in world.b.namespace.run("nft", "list", "table", "inet", "t")
+    finally:
+        world.b.namespace.run("nft", "delete", "table", "inet", "t")
+
+
+async def test_the_listing_names_tier_policy_and_rule_and_counts_when_asked(rig: Rig):
+    world = rig.world
+
+    def listed() -> list[str]:
+        return world.node.namespace.run("nft", "list", "table", "inet", "calico").splitlines()
+
+    def about(text: str) -> list[str]:
+        return [line.strip() for line in listed() if f'comment "{text}"' in line]
+
+    rules = [rule(protocol=17, ports=[port]) for port in range(50, 60)]
+    await rig.enforce(policy("web", rules), b=(tier(ingress=["web"]),))
+    assert len(about("default: policy default/web rules 0-9")) == 1
+    assert '\t\tcomment "tier default, NetworkPolicy default/web, ingress"' in listed()
+    assert not [line for line in listed() if "counter" in line]
+    await rig.configure(replace(rig.settings, counts=True, folds=False))
+    await rig.enforce(policy("web", rules), b=(tier(ingress=["web"]),))
+    assert udp(world.a, world.b, 53, family=4)
+    for number in range(10):
+        (line,) = about(f"default: policy default/web rule {number}")
+        assert f"counter packets {int(number == 3)} " in line
+
+
 # ------------------------------------------------------------------------------------ matches
 
 
@@ -327,6 +430,21 @@ async def test_what_leaves_a_nat_pool_has_the_nodes_address(rig: Rig, family: in
     assert peer_seen(world.a, world.remote, family=family) == world.node.address(family)
     assert peer_seen(world.a, world.b, family=family) == world.a.address(family)
     await rig.enforce(*(replace(pool, nat_outgoing=False) for pool in pools))
+    assert peer_seen(world.a, world.remote, family=family) == world.a.address(family)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_nodes_are_not_translated_for_when_they_are_excluded(rig: Rig, family: int):
+    """NATOutgoingExclusions IPPoolsAndHostIPs; pools are excluded in any case."""
+    world = rig.world
+    intents = [
+        *(PoolUpdate(cidr, nat_outgoing=True) for cidr in ("10.65.0.0/16", "fd00::/64")),
+        HostUpdate("n2", world.remote.v4, world.remote.v6),
+    ]
+    await rig.enforce(*intents)
+    assert peer_seen(world.a, world.remote, family=family) == world.node.address(family)
+    await rig.configure(replace(rig.settings, nat_excludes_hosts=True))
+    await rig.enforce(*intents)
     assert peer_seen(world.a, world.remote, family=family) == world.a.address(family)
 
 

@@ -50,6 +50,7 @@ def test_every_parameter_reaches_the_rules():
         FAILSAFEOUTBOUNDHOSTPORTS="none",
         INTERFACEEXCLUDE="eth9",
         NFTABLESMARKMASK="0xf0",
+        POLICYRULECOUNTERS="Enabled",
     ) == RuleSettings(
         interface_prefixes=("cali", "tap"),
         endpoint_to_host=HostAction.ACCEPT,
@@ -71,6 +72,8 @@ def test_every_parameter_reaches_the_rules():
         outbound_failsafes=(),
         excluded_interfaces=(re.compile("^eth9$"),),
         marks=Marks(0x10, 0x20),
+        counts=True,
+        folds=False,
     )
 
 
