@@ -78,14 +78,15 @@ class HostRulesManager:
             self._is_dirty |= self._endpoints.pop(intent.key, None) is not None
 
     def on_interface(self, name: str, state: InterfaceState | None) -> None:
-        if not self._is_host_interface(name):
+        if not self.is_host_interface(name):
             return
         before = self._addresses.pop(name, None)
         if state is not None:
             self._addresses[name] = state.addresses
         self._is_dirty |= before != self._addresses.get(name)
 
-    def _is_host_interface(self, name: str) -> bool:
+    def is_host_interface(self, name: str) -> bool:
+        """Whether a host endpoint may stand on it (HI4)."""
         if name.startswith(self._settings.interface_prefixes):
             return False
         return not any(pattern.search(name) for pattern in self._settings.excluded_interfaces)
@@ -106,7 +107,7 @@ class HostRulesManager:
     def _expected(self) -> dict[str, tuple[str, ...]]:
         """Interfaces that endpoints name, without addresses: they may not exist yet (N2)."""
         named = {endpoint.interface for endpoint in self._endpoints.values()}
-        return {name: () for name in named - {"", ANY_INTERFACE} if self._is_host_interface(name)}
+        return {name: () for name in named - {"", ANY_INTERFACE} if self.is_host_interface(name)}
 
     def _governed(self, stage: HostStage) -> Iterator[tuple[str, _Governed]]:
         remaining = self._assignment.remaining

@@ -78,6 +78,8 @@ class StatusManager:
         """Status follows what was applied: see on_applied."""
 
     def on_interface(self, name: str, state: InterfaceState | None) -> None:
+        if not self._host_rules.is_host_interface(name):
+            return  # of a workload: there are many, and no host endpoint is moved by one
         if state is None:
             self._interfaces.pop(name, None)
         else:

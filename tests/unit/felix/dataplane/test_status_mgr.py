@@ -52,8 +52,13 @@ class Hosts:
     def __init__(self) -> None:
         self.governed: dict[ResourceKey, tuple[str, ...]] = {}
         self.problems: dict[ResourceKey, str] = {}
+        self.questions = 0
+
+    def is_host_interface(self, name: str) -> bool:
+        return not name.startswith("cali")
 
     def governed_by(self, key: ResourceKey) -> tuple[str, ...]:
+        self.questions += 1
         return self.governed.get(key, ())
 
     def problem(self, key: ResourceKey) -> str:
@@ -204,3 +209,18 @@ def test_a_host_endpoint_that_loses_its_interface_to_another_is_an_error(world):
     world.hosts.governed = {other: ("eth0",)}
     world.manager.on_intent(HostEndpointUpdate(other, "eth0", (), (), ()))
     assert world.applied() == [(other, UP), (HOST, ERROR)]
+
+
+def test_interfaces_of_workloads_ask_nothing_of_host_endpoints(world):
+    world.hosts.governed[HOST] = ("eth0",)
+    world.manager.on_intent(HostEndpointUpdate(HOST, "eth0", (), (), ()))
+    world.manager.on_interface("eth0", InterfaceState("eth0", 2, True, True))
+    world.applied()
+    asked = world.hosts.questions
+    for number in range(1000):
+        name = f"cali{number}"
+        world.manager.on_interface(name, InterfaceState(name, 10 + number, True, True))
+        world.applied()
+    assert world.hosts.questions == asked
+    world.manager.on_interface("eth0", InterfaceState("eth0", 2, True, False))
+    assert world.applied() == [(HOST, DOWN)]
