@@ -50,6 +50,11 @@ def node(netns: NamespaceSet, tmp_path: Path) -> FelixNode:
     return made
 
 
+# A connection of others, as conntrack writes one down.
+STRANGERS = (
+    *("-s", "198.51.100.1", "-d", "198.51.100.2", "-p", "tcp", "--sport", "1", "--dport", "2"),
+    *("--state", "ESTABLISHED", "-t", "600"),
+)
 BOTH, NEITHER = (True, True), (False, False)
 
 
@@ -200,10 +205,18 @@ def test_a_pod_that_goes_leaves_no_route_and_no_connection(node):
     assert node.reach() == BOTH
     if not node.ns.succeeds("conntrack", "-L"):
         pytest.skip("no conntrack tool")
-    assert "10.65.0.2" in node.ns.run("conntrack", "-L")
+
+    def is_tracked(address: str, family: str) -> bool:
+        return address in node.ns.run("conntrack", "-L", "-f", family).replace("=", " ").split()
+
+    addresses = (("10.65.0.2", "ipv4"), ("fd00:65::2", "ipv6"))
+    assert all(is_tracked(*item) for item in addresses)
+    node.ns.run("conntrack", "-I", *STRANGERS)
+    assert is_tracked("198.51.100.1", "ipv4")
     node.erase(workload("b", *B))
     assert eventually(lambda: node.routes() == {"10.65.0.1", "fd00:65::1"})
-    assert eventually(lambda: "10.65.0.2" not in node.ns.run("conntrack", "-L"))
+    assert eventually(lambda: not any(is_tracked(*item) for item in addresses))
+    assert is_tracked("198.51.100.1", "ipv4"), "what is nobody's of ours stays"
     assert node.reach() == NEITHER
 
 
