@@ -42,6 +42,9 @@ class MemberTracker:
 
     def replace(self, elements: AbstractSet[bytes]) -> None:
         """Want exactly these."""
+        if not self.wanted and not self.to_delete:  # a set that comes: nothing to compare with
+            self.wanted, self.to_add = set(elements), set(elements)
+            return
         self.change(elements - self.wanted, self.wanted - elements)
 
     def confirm(self, added: AbstractSet[bytes], deleted: AbstractSet[bytes]) -> None:

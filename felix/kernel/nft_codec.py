@@ -259,7 +259,9 @@ def _byte_order(spec: SetSpec) -> int:
 
 
 def elements(spec: SetSpec, keys: Sequence[bytes]) -> list[bytes]:
-    """Elements of a plain set, or of a map to be deleted (keys suffice)."""
+    """Elements of a plain set, or of a map to be deleted (keys suffice).
+
+    A piece holds one element or several, and is not parted between two messages."""
     if not spec.interval:
         return _plain_elements(key_length(spec.key), keys)
     if len(spec.key) == 1:
@@ -274,7 +276,7 @@ def _plain_elements(size: int, keys: Iterable[bytes]) -> list[bytes]:
     return [prefix + key + pad for key in keys]
 
 
-def _tree_elements(size: int, keys: Iterable[bytes]) -> list[bytes]:
+def _tree_elements(size: int, keys: Sequence[bytes]) -> list[bytes]:
     """E2, start and end as one piece: they must not be parted between two messages.
 
     The end of a range that reaches the last address does not exist: it is left open."""
@@ -296,20 +298,34 @@ def _tree_elements(size: int, keys: Iterable[bytes]) -> list[bytes]:
 
 
 _V4_BYTES = 4
-_V4_RANGE = struct.Struct(">II")
 _V4_TAIL = be32(3, ELEM_INTERVAL_END)
-_V4_INTERVAL = struct.Struct(f">12sI12sI{len(_V4_TAIL)}s")
 
 
-def _v4_tree_elements(start: bytes, end: bytes, keys: Iterable[bytes]) -> list[bytes]:
-    """The same for IPv4, of which there are most: one packing for each."""
-    pack, tail = _V4_INTERVAL.pack, _V4_TAIL
-    return [
-        pack(start, first, end, last + 1, tail)
-        if last != 0xFFFFFFFF
-        else start + first.to_bytes(_V4_BYTES, "big")
-        for first, last in _V4_RANGE.iter_unpack(b"".join(keys))
-    ]
+def _v4_tree_elements(start: bytes, end: bytes, keys: Sequence[bytes]) -> list[bytes]:
+    """The same for IPv4, of which there are most: as many intervals in one piece as a message
+    holds, copied from one and filled in byte by byte of their addresses."""
+    size = len(start) + len(end) + 2 * _V4_BYTES + len(_V4_TAIL)
+    step = _ELEMENTS_BYTES // size
+    return [_v4_piece(start, end, keys[at : at + step]) for at in range(0, len(keys), step)]
+
+
+def _v4_piece(start: bytes, end: bytes, keys: Sequence[bytes]) -> bytes:
+    count, both = len(keys), b"".join(keys)
+    after = [last + 1 for last in struct.unpack(f">{2 * count}I", both)[1::2]]
+    open_at = after.index(1 << 32) if max(after) >> 32 else count
+    if open_at < count:  # it reaches the last address: a start alone
+        parts = [_v4_piece(start, end, keys[:open_at])] if open_at else []
+        parts.append(start + keys[open_at][:_V4_BYTES])
+        rest = keys[open_at + 1 :]
+        return b"".join([*parts, _v4_piece(start, end, rest)] if rest else parts)
+    ends = struct.pack(f">{count}I", *after)
+    one = start + bytes(_V4_BYTES) + end + bytes(_V4_BYTES) + _V4_TAIL
+    first_at, end_at = len(start), len(start) + _V4_BYTES + len(end)
+    piece = bytearray(one * count)
+    for byte in range(_V4_BYTES):
+        piece[first_at + byte :: len(one)] = both[byte :: 2 * _V4_BYTES]
+        piece[end_at + byte :: len(one)] = ends[byte::_V4_BYTES]
+    return bytes(piece)
 
 
 def _elem_prefix(size: int, extra: int) -> bytes:

@@ -102,8 +102,9 @@ def parse_net(text: str) -> tuple[int, int, int]:
 
 # Canonical members only; anything else goes the slow way and is judged there.
 _V4_NETS = re.compile(r"(?:\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}/\d{1,2} )*")
-_V4_HOSTS = re.compile(r"(?:\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}/32 )+")
 _V4_RECORD = struct.Struct(">IB")
+_V4_MARKS, _DIGITS = b".../ ", b"0123456789"
+_OCTETS = {str(octet): octet for octet in range(256)}
 
 
 def parse_nets(texts: Sequence[str]) -> dict[int, list[tuple[int, int]]]:
@@ -130,14 +131,19 @@ def _parse_v4_nets(texts: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def host_addresses(texts: Iterable[str]) -> list[bytes] | None:
-    """The addresses, when every member is a single IPv4 address: the usual set, twice as fast as
-    by way of networks. None: look at each."""
+    """The addresses, when every member is a single IPv4 address: the usual set, several times as
+    fast as by way of networks. None: look at each."""
     joined = " ".join(texts) + " "
-    if not _V4_HOSTS.fullmatch(joined):
+    if not joined.isascii():
+        return None
+    # What stands between the digits has to be that of networks; that each octet is one, and each
+    # length 32, the table of octets says.
+    marks = joined.encode().translate(None, _DIGITS)
+    if marks != _V4_MARKS * (len(marks) // len(_V4_MARKS)):
         return None
     try:
-        data = bytes(map(int, joined[: -len("/32 ")].replace("/32 ", ".").split(".")))
-    except ValueError:  # an octet above 255
+        data = bytes(map(_OCTETS.__getitem__, joined.replace("/32 ", ".")[:-1].split(".")))
+    except KeyError:
         return None
     return [data[at : at + 4] for at in range(0, len(data), 4)]
 

@@ -157,6 +157,24 @@ def test_an_interval_that_reaches_the_top_has_no_end():
     assert len(listed(net_set("s", 6), [net_element(6, (1 << 128) - 1, 128)])) == 1
 
 
+@pytest.mark.parametrize("version", [4, 6])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_an_open_interval_leaves_those_beside_it_whole(version: int, at: int):
+    whole = 32 if version == 4 else 128
+    keys = [net_element(version, number << 8, whole - 8) for number in (1, 3)]
+    top = (1 << whole) - 1
+    keys.insert(at, net_element(version, top, whole))
+    expected: list[bytes] = []
+    for key in keys:
+        half = len(key) // 2
+        expected.append(key[:half])
+        if key[half:] != top.to_bytes(half, "big"):
+            expected.append((int.from_bytes(key[half:], "big") + 1).to_bytes(half, "big"))
+    found = listed(net_set("s", version), keys)
+    assert [element[0][1][4:] for element in found] == expected
+    assert sum(element[1:] == [(3, be(1))] for element in found) == 2, "ends, one each"
+
+
 def test_a_concatenated_interval_is_one_element_with_both_ends():
     spec = SetSpec("s", (IFNAME, IPV4_ADDR), interval=True)
     ((first, last),) = listed(spec, [b"a" * 20 + b"b" * 20])

@@ -154,8 +154,13 @@ def test_flattening_keeps_exactly_the_addresses(members: set[str], address):
 
 def test_hosts_are_read_at_once_and_anything_else_is_looked_at():
     assert host_addresses(["10.0.0.1/32", "255.1.2.3/32"]) == [b"\n\0\0\1", b"\xff\1\2\3"]
-    for odd in ("10.0.0.0/24", "256.0.0.1/32", "fd00::1/128", "10.0.0.1", "10.0.0/32"):
-        assert host_addresses(["10.0.0.1/32", odd]) is None
+    for odd in (
+        *("10.0.0.0/24", "256.0.0.1/32", "fd00::1/128", "10.0.0.1", "10.0.0/32", "10.0.0.1/032"),
+        *("10.0.0.01/32", "10..0.1/32", "10.0.0.1.1/32", "10.0.0.\u0661/32", "\ud800", "", " "),
+    ):
+        assert host_addresses(["10.0.0.1/32", odd]) is None, odd
+        assert host_addresses([odd, "10.0.0.1/32"]) is None, odd
+    assert host_addresses(["10.0/32", "0.1.0.0.0.1/32"]) is None, "octets of eight, in two"
     assert host_addresses([]) is None
 
 
