@@ -32,6 +32,7 @@ _COMMANDS = {
     "patch": ("calicoctl.commands.patch", "patch"),
     "policy": ("calicoctl.commands.policy", "policy"),
     "replace": ("calicoctl.commands.crud", "replace"),
+    "typha": ("calicoctl.commands.typha", "typha"),
     "validate": ("calicoctl.commands.crud", "validate"),
     "version": ("calicoctl.commands.version", "version"),
 }

@@ -91,7 +91,7 @@ def explain(
 
     async def work(session: Session) -> tuple[list[Resource], Settings]:
         kinds = (*_KINDS, *_STAGED) if staged else _KINDS
-        objects = await _objects(session, (*kinds, *_ADDRESSES))
+        objects = await believed(session, (*kinds, *_ADDRESSES))
         return objects, await _settings(session)
 
     resources, settings = run(ctx, config, work)
@@ -129,7 +129,7 @@ def dry_run(
         raise UsageProblem("nothing to try: give --filename, --staged or both")
     given = from_files(source) if source.filename else []
     kinds: tuple[type[Resource], ...] = (*_KINDS, *_STAGED) if staged else _KINDS
-    before = run(ctx, source.config, lambda session: _objects(session, kinds))
+    before = run(ctx, source.config, lambda session: believed(session, kinds))
     after = {key_of(resource): resource for resource in before}
     for item in given:
         resource = _as_stored(item)
@@ -178,7 +178,7 @@ def _report_json(report: dryrun.Report) -> str:
     return json.dumps({"asked": report.asked, "changes": changes}, indent=2)
 
 
-async def _objects(session: Session, kinds: tuple[type[Resource], ...]) -> list[Resource]:
+async def believed(session: Session, kinds: tuple[type[Resource], ...]) -> list[Resource]:
     """All that felix would believe; what it would not is named and left out, as felix does."""
     found: list[Resource] = []
     for kind in kinds:

@@ -248,8 +248,9 @@ def _families_left(not_nets: list[net.Network]) -> int:
 def _address_set(selector: Selector | None, needed: SetsById) -> tuple[str, ...]:
     if selector is None:
         return ()
-    needed[selector.uid] = SetDefinition(SetKind.NET, selector)
-    return (selector.uid,)
+    set_id = selector.uid
+    needed[set_id] = SetDefinition(SetKind.NET, selector)
+    return (set_id,)
 
 
 def _service_set(

@@ -120,6 +120,9 @@ def entity_selector(entity: EntityScope, namespace: str) -> str:
 
 def entity_selectors(entity: EntityScope, namespace: str) -> EntitySelectors:
     """Both selectors of one side of a rule, with a notSelector folded in where it can be."""
+    unquotable = "'" in namespace and '"' in namespace  # such a text does not parse
+    if namespace and not unquotable and _is_plain(entity):
+        return EntitySelectors(_within(parse(entity.selector or ""), namespace))
     positive = entity_selector(entity, namespace)
     negative = _checked(entity.not_selector or "")
     if positive and negative:
@@ -128,6 +131,18 @@ def entity_selectors(entity: EntityScope, namespace: str) -> EntitySelectors:
         parse(positive) if positive else None,
         parse(negative) if negative else None,
     )
+
+
+def _is_plain(entity: EntityScope) -> bool:
+    """Whether a side has a selector and nothing else that selects by label."""
+    others = (entity.not_selector, entity.namespace_selector, entity.service_accounts)
+    return bool((entity.selector or "").strip()) and not any(others)
+
+
+def _within(chosen: Selector, namespace: str) -> Selector:
+    """What parsing `(<namespace>) && (<chosen>)` gives, put together: a cluster may have the same
+    few selectors in each of 100,000 namespaces."""
+    return Selector(ast.And((ast.Equal(NAMESPACE_LABEL, namespace), chosen.root)))
 
 
 def _checked(selector: str) -> str:

@@ -425,6 +425,25 @@ def test_policy_explain_reads_what_felix_would_believe(ctl, etcd):
     assert said[-1] == "  decided by encapsulated packet from a workload"
 
 
+def test_typha_query_names_the_policies_of_an_endpoint_and_their_spans(ctl, etcd):
+    from_web = CLUSTER.replace("protocol: TCP,", "protocol: TCP, source: {selector: all()},")
+    ctl("apply", "-f", ctl.file(from_web))
+    store_pods(etcd)
+    assert [line.split() for line in ctl("typha", "query", "endpoint", "prod/db").splitlines()] == [
+        ["prod/n1-k8s-db-eth0", "on", "node", "here:"],
+        ["POLICY", "NODES", "GROUPS", "MEMBERS"],
+        ["NetworkPolicy", "prod/only-80", "1", "1", "2"],
+        ["StagedNetworkPolicy", "prod/only-80", "1", "0", "0"],
+    ]
+    assert ctl("typha", "query", "endpoint", "10.0.0.1") == (
+        "prod/n1-k8s-web-eth0 on node here: no policy selects it\n"
+    )
+    ctl("typha", "query", "endpoint", "prod/db", "-o", "json")
+    assert [row["members"] for row in json.loads(ctl.out)["policies"]] == [2, 0]
+    ctl("typha", "query", "endpoint", "10.9.9.9", code=1)
+    assert ctl.err == "10.9.9.9: no endpoint has this address\n"
+
+
 KNP = """\
 {apiVersion: projectcalico.org/v3, kind: NetworkPolicy,
  metadata: {name: knp.default.web, namespace: prod}, spec: {selector: all()}}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from libcalico.errors import SelectorSyntaxError
-from libcalico.selector import Selector, Term, ast, parse
+from libcalico.model import EntityRule
+from libcalico.selector import Selector, Term, ast, parse, scope
 from libcalico.selector.parser import tokenize
 
 WORDS = r"""a b in not has all has( all( global( ( ) { } , == != = ! & && | || ' " 'x' "y" contains
@@ -129,3 +131,18 @@ def test_tokens_come_in_order(text):
     except SelectorSyntaxError:
         return
     assert positions == sorted(positions)
+
+
+@UNTIMED
+@given(TREES)
+def test_a_rule_of_a_namespace_is_what_its_text_in_parentheses_says(tree):
+    plain = EntityRule(selector=tree.text())
+    text = scope.entity_selector(plain, "ns")
+    assert scope.entity_selectors(plain, "ns").positive == parse(text)
+    assert scope.entity_selectors(plain, "ns").positive.root == parse(text).root
+
+
+@pytest.mark.parametrize("text", [" ", "a ==", "a == 'x') || (b == 'x'"])
+def test_what_is_no_selector_is_refused_in_a_namespace_too(text):
+    with pytest.raises(SelectorSyntaxError):
+        scope.entity_selectors(EntityRule(selector=text), "ns")
