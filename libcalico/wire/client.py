@@ -84,6 +84,11 @@ class ClientProtocol:
                 self._take(message)
                 yield message
 
+    @property
+    def is_at_boundary(self) -> bool:
+        """Whether no part of a frame waits for its rest."""
+        return self._reader.is_empty
+
     def _take(self, message: Message) -> None:
         found = type(message)
         if self.phase not in _ALLOWED.get(found, ()):

@@ -40,7 +40,7 @@ HERE = Path(__file__)
 
 
 def run() -> list[dict[str, Any]]:
-    place = Path(tempfile.mkdtemp(prefix="brn-bench-", dir=_memory_or_tmp()))
+    place = Path(tempfile.mkdtemp(prefix="brn-bench-", dir=memory_or_tmp()))
     # No election of a lone member because this process kept the machine busy for a second.
     options = EtcdOptions(heartbeat_ms=500, election_ms=5000)
     try:
@@ -112,14 +112,16 @@ async def _fill(endpoints: tuple[str, ...]) -> None:
     for start in range(0, COUNT, batch * 8):
         await asyncio.gather(
             *(
-                store.txn([], [_endpoint(number) for number in range(first, first + batch)])
+                store.txn(
+                    [], [endpoint_as_written(number) for number in range(first, first + batch)]
+                )
                 for first in range(start, min(start + batch * 8, COUNT), batch)
             )
         )
     await store.close()
 
 
-def _endpoint(number: int) -> Put:
+def endpoint_as_written(number: int) -> Put:
     """As the CNI plugin writes it."""
     namespace, pod, node = f"ns-{number % 200}", f"web-{number}", f"node-{number % 1000}"
     name = f"{node.replace('-', '--')}-k8s-{pod.replace('-', '--')}-eth0"
@@ -202,7 +204,7 @@ def _resident_mib() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def _memory_or_tmp() -> str:
+def memory_or_tmp() -> str:
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.lab.typha_load import Workers, write_changes
 from libcalico.datastore.config import connect, for_daemon
 from libcalico.datastore.peer_tls import PeerIdentity, PeerTls
 from libcalico.datastore.tls import TlsConfig
@@ -152,6 +153,22 @@ async def test_a_client_has_what_the_datastore_has():
         assert typha.server.stats.snapshots_made == 1
     wait, resync, in_sync = SyncStatus.WAIT_FOR_DATASTORE, SyncStatus.RESYNC, SyncStatus.IN_SYNC
     assert sinks[0].statuses == [wait, resync, in_sync]
+
+
+async def test_the_load_tool_counts_what_came_to_every_client():
+    store = await store_of("a", "b")
+    workers = Workers()
+    async with Typha(store).running() as typha:
+        try:
+            await workers.start("127.0.0.1", typha.server.port, 21, 2)
+            assert len(typha.server.clients) == 21
+            paths = await write_changes(store, 200.0, 0.1)
+            found = await workers.stop(len(paths))
+        finally:
+            await workers.close()
+    assert (found["clients"], found["items"], found["changes"]) == (21, 42, len(paths))
+    assert (found["missing"], found["lost"], found["errors"]) == (0, 0, [])
+    assert 0 < found["lag_p50_s"] <= found["lag_max_s"]
 
 
 async def test_a_typha_that_comes_back_says_only_what_changed_meanwhile():
