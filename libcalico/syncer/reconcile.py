@@ -29,6 +29,10 @@ _UNTRUSTED = -1
 Decode = Callable[[Key, bytes, int], object]
 
 
+#: Deletes that are remembered where a list may be older than they are.
+MAX_DELETED = 65_536
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """The store and we disagree about `path`: revisions as listed and as known, 0 for absent."""
@@ -51,6 +55,9 @@ class RangeState:
         self._decode = decode
         self._known: dict[str, int] = {}
         self._seen: set[str] = set()
+        # Where a list may be older than what was delivered: it must not bring back what was
+        # deleted since. The newest deletes only; a list is not older than those by much.
+        self._deleted: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._known)
@@ -62,6 +69,7 @@ class RangeState:
         """The store is another one than before (restored from a backup): revisions of before may
         stand for other values now. Everything is delivered again by the next list."""
         self._known = dict.fromkeys(self._known, _UNTRUSTED)
+        self._deleted.clear()
 
     def on_page(self, page: ListResult) -> list[Update]:
         """What is new on one page of a list."""
@@ -127,13 +135,17 @@ class RangeState:
         return {"prefix": self.prefix, "known": len(self._known), "position": self.position}
 
     def _is_old(self, kv: KeyValue) -> bool:
-        return self._never_goes_back and self._known.get(kv.key, _UNTRUSTED) > kv.mod_revision
+        if not self._never_goes_back:
+            return False
+        seen = self._known.get(kv.key) or self._deleted.get(kv.key, _UNTRUSTED)
+        return seen > kv.mod_revision
 
     def _deliver(self, kv: KeyValue) -> Update | None:
         key = parse(kv.key)
         if key is None:
             return None
         self._known[kv.key] = kv.mod_revision
+        self._deleted.pop(kv.key, None)
         try:
             return Update(key, self._decode(key, kv.value, kv.mod_revision), kv.mod_revision)
         except DecodeError as err:
@@ -145,5 +157,9 @@ class RangeState:
     def _forget(self, path: str, revision: int) -> Update | None:
         if self._known.pop(path, None) is None:
             return None
+        if self._never_goes_back:
+            self._deleted[path] = revision
+            if len(self._deleted) > MAX_DELETED:
+                del self._deleted[next(iter(self._deleted))]
         key = parse(path)
         return None if key is None else Update(key, None, revision)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,30 @@ async def test_the_load_tool_counts_what_came_to_every_client():
     assert (found["clients"], found["items"], found["changes"]) == (21, 42, len(paths))
     assert (found["missing"], found["lost"], found["errors"]) == (0, 0, [])
     assert 0 < found["lag_p50_s"] <= found["lag_max_s"]
+
+
+async def test_clients_dropped_at_random_lose_and_repeat_no_delete():
+    names = [f"s{number}" for number in range(60)]
+    store = await store_of(*names)
+    sinks = [Sink() for _ in range(40)]
+    choice = random.Random(6)
+    async with Typha(store).running() as typha, AsyncExitStack() as stack:
+        for sink in sinks:
+            await stack.enter_async_context(following(sink, typha.server.port))
+        await until(lambda: all(sink.names == set(names) for sink in sinks))
+        for name in names[:50]:
+            await store.delete(PREFIX + name)
+            clients = sorted(typha.server.clients, key=lambda client: client.peer)
+            for client in choice.sample(clients, len(clients) // 5):
+                assert client.transport is not None
+                client.transport.abort()
+            # Most are back before the next is deleted, some are just joining.
+            await until(lambda: len(typha.server.clients) >= 36)
+        await until(lambda: all(sink.names == set(names[50:]) for sink in sinks))
+        assert typha.server.stats.ended["client"] >= 200
+    for sink in sinks:
+        deleted = [name for name, exists in sink.heard if not exists]
+        assert sorted(deleted) == sorted(names[:50])
 
 
 async def test_a_typha_that_comes_back_says_only_what_changed_meanwhile():
