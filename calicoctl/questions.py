@@ -5,7 +5,8 @@ Layer: pure. Used by calicoctl.dryrun.
   QU1  destination ports fall into classes that no rule tells apart: one port of each class is
        asked, one that no rule names among them;
   QU2  so with protocols: those that rules name, and one that none does; ICMP by the types and codes
-       that rules name, another code of such a type, and an echo request;
+       that rules name, another code of such a type, and a type
+       that none names: an echo request if possible;
   QU3  rules are asked for a connection from an ordinary port of clients
        (explain.DEFAULT_SOURCE_PORT), whatever source ports they name.
 """
@@ -22,6 +23,7 @@ _WITH_PORTS = {TCP: "tcp", UDP: "udp", SCTP: "sctp"}
 _BY_NAME = {name: number for number, name in _WITH_PORTS.items()}
 _LAST_PORT = 65535
 _MEANT_FOR_NOTHING = 253  # RFC 3692
+_ECHO_REQUESTS = frozenset({8, 128})
 
 
 @dataclass(slots=True)
@@ -40,7 +42,7 @@ def traffic_for(
     named = _Named()
     for rule in rules:
         _note(named, rule, members)
-    texts = ["icmp", *(f"icmp/{kind}/{code}" for kind, code in sorted(named.icmp))]
+    texts = [_unnamed_icmp(named), *(f"icmp/{kind}/{code}" for kind, code in sorted(named.icmp))]
     for number in sorted(_protocols(named)):
         if number in _WITH_PORTS:
             ports = _ports(named.ranges.get(number, set()))
@@ -48,6 +50,14 @@ def traffic_for(
         elif number not in (0, ICMP, ICMPV6):
             texts.append(str(number))
     return tuple(texts)
+
+
+def _unnamed_icmp(named: _Named) -> str:
+    """A type that no rule names: an echo request, else any other (QU2)."""
+    types = {kind for kind, _ in named.icmp}
+    if _ECHO_REQUESTS.isdisjoint(types):
+        return "icmp"
+    return f"icmp/{next(kind for kind in range(254, -1, -1) if kind not in types)}/0"
 
 
 def _note(named: _Named, rule: CompiledRule, members: Callable[[str], Iterable[str]]) -> None:

@@ -344,6 +344,12 @@ class FelixConfig(InertParams):
     reporting_ttl_s: float = setting(
         90.0, parse=parse.seconds, name="ReportingTTLSecs", doc="Life of that report."
     )
+    policy_realization_reporting: str = setting(
+        "Enabled",
+        parse=_SWITCH,
+        doc="Say in the datastore which policies are in force here (`calicoctl get … -o wide`);"
+        " every ReportingIntervalSecs, or 30 s where that is 0.",
+    )
     endpoint_reporting_enabled: bool = setting(
         False, parse=parse.boolean, doc="Report endpoint status into the datastore."
     )

@@ -6,7 +6,9 @@ the calc graph's; `calicoctl get networkpolicy -o wide` reads the keys of all no
   RR1  nothing is said before the kernel has acknowledged what felix found at start; what an earlier
        felix said stands until then, or until its lease ends;
   RR2  written when it says something else than before, once a second at most, and every
-       ReportingInterval with a new lease of ReportingTTL; an interval of 0 means no report;
+       ReportingInterval with a new lease of ReportingTTL. calico-node sets that interval to 0, as
+       Calico's does, to have no alive reports: that is not about these, which then take its
+       default. PolicyRealizationReporting turns them off;
   RR3  a policy that selects nothing here is done with as soon as that is known;
   RR4  at most `EXCEPTIONS` are listed, the rest is counted (RZ2).
 """
@@ -51,6 +53,10 @@ class RealizationReporter:
         clock: Clock,
     ) -> None:
         self._datastore, self._options, self._policies = datastore, options, policies
+        defaults = ReportOptions(options.node)
+        is_set = options.interval_s > 0
+        self._interval_s = options.interval_s if is_set else defaults.interval_s
+        self._ttl_s = options.ttl_s if is_set else defaults.ttl_s
         self._shortcomings, self._clock = shortcomings, clock
         self._wake = asyncio.Event()
         self._path = path_of(PolicyRealizationKey(options.node, options.region))
@@ -62,11 +68,10 @@ class RealizationReporter:
         self._wake.set()
 
     async def run(self) -> None:
-        interval_s = self._options.interval_s
-        if interval_s <= 0:
+        if not self._options.reports_policies:
             return
         while True:
-            due_s = self._lease_until - self._clock.monotonic() if self._lease else interval_s
+            due_s = self._lease_until - self._clock.monotonic() if self._lease else self._interval_s
             await wait_for_event(self._wake, max(0.0, due_s), self._clock)
             self._wake.clear()
             if self._policies.is_loaded:
@@ -89,9 +94,9 @@ class RealizationReporter:
         if has_lease and value == self._written:
             return
         if not has_lease:
-            ttl_s = max(1, round(self._options.ttl_s))
+            ttl_s = max(1, round(self._ttl_s))
             self._lease = await self._datastore.grant_lease(ttl_s)
-            self._lease_until = now + self._options.interval_s
+            self._lease_until = now + self._interval_s
         await self._datastore.put(self._path, value, lease=self._lease)
         self._written = value
 

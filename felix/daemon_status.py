@@ -127,6 +127,7 @@ class ReportOptions:
     node: str
     region: str = ""
     reports_endpoints: bool = False
+    reports_policies: bool = True
     delay_s: float = 1.0
     interval_s: float = 30.0
     ttl_s: float = 90.0
@@ -137,6 +138,7 @@ class ReportOptions:
             node,
             region=config.openstack_region,
             reports_endpoints=config.endpoint_reporting_enabled,
+            reports_policies=config.policy_realization_reporting == "Enabled",
             delay_s=config.endpoint_reporting_delay_s,
             interval_s=config.reporting_interval_s,
             ttl_s=config.reporting_ttl_s,

@@ -131,13 +131,10 @@ class RuleSettings:
     counts: bool = False
     # Runs of like rules as one lookup in a set of value combinations: what iptables does not have.
     folds: bool = True
+    # Whether one entry of a map can be missing, refused by the kernel (HR6 of host.py). In iptables
+    # it is a rule of a chain, and that is closed as a whole.
+    guards_maps: bool = True
     iptables: IptablesSettings = IptablesSettings()
-
-    @property
-    def guards_maps(self) -> bool:
-        """Whether one entry of a map can be missing, refused by the kernel. In iptables, which does
-        not fold either, it is a rule of a chain, and that is closed as a whole."""
-        return self.folds
 
     @classmethod
     def of(cls, config: FelixConfig) -> RuleSettings:
@@ -170,6 +167,7 @@ class RuleSettings:
             marks=Marks.of(mask),
             counts=config.policy_rule_counters == "Enabled",
             # A folded rule would count for all that it stands for.
+            guards_maps=not iptables.is_in_use,
             folds=not iptables.is_in_use and config.policy_rule_counters != "Enabled",
             iptables=iptables,
         )

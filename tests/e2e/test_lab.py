@@ -83,6 +83,8 @@ def test_a_policy_blocks_and_allows_and_goes_again(lab, web):
         assert eventually(lambda: not http(lab, "other", web))
         assert http(lab, "frontend", web)
         assert not pods.can_ping(lab, "frontend", web, wait_s=1)
+        realized = lambda: lab.calicoctl("get", "networkpolicy", "-o", "wide")  # noqa: E731
+        assert eventually(lambda: " 3/3" in realized()), realized()
     finally:
         remove_policy(lab)
     assert eventually(lambda: http(lab, "other", web))

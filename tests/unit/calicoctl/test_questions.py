@@ -57,3 +57,10 @@ def test_protocols_that_are_named_and_one_that_is_not():
 
 def test_types_of_icmp_with_and_without_code():
     assert asked(rule(protocol=1, icmp=IcmpMatch(5)))[:3] == ["icmp", "icmp/5/0", "icmp/5/1"]
+
+
+def test_a_type_that_no_rule_names_is_asked_also_when_pings_are_named():
+    ping = rule(protocol=1, icmp=IcmpMatch(8))
+    assert asked(ping)[:3] == ["icmp/254/0", "icmp/8/0", "icmp/8/1"]
+    but_ping = CompiledRule(Action.DENY, 0, protocol=1, not_icmp=IcmpMatch(8))
+    assert asked(but_ping)[0] == "icmp/254/0"

@@ -24,14 +24,16 @@ TTL_S, INTERVAL_S = 9.0, 3.0
 
 
 class World:
-    def __init__(self, *, interval_s: float = INTERVAL_S) -> None:
+    def __init__(self, *, interval_s: float = INTERVAL_S, reports_policies: bool = True) -> None:
         self.clock = FakeClock()
         self.datastore = MemoryDatastore(now=self.clock.monotonic)
         self.policies = PolicyReport(lambda key: None, clock=self.clock)
         self.problems: dict[ResourceKey, str] = {}
         self.reporter = RealizationReporter(
             self.datastore,
-            ReportOptions("n1", interval_s=interval_s, ttl_s=TTL_S),
+            ReportOptions(
+                "n1", reports_policies=reports_policies, interval_s=interval_s, ttl_s=TTL_S
+            ),
             self.policies,
             lambda: (self.problems, {}, 0),
             clock=self.clock,
@@ -129,12 +131,18 @@ async def test_a_datastore_that_was_away_is_told_when_it_is_back():
         assert world.said() == {}
 
 
-async def test_an_interval_of_zero_is_no_report():
+async def test_no_alive_report_is_not_about_policies_and_a_parameter_of_their_own_is():
+    """calico-node writes reportingInterval 0s into every new cluster."""
     world = World(interval_s=0.0)
     world.load()
     async with world.running():
-        await world.clock.advance(100)
-        assert world.said() is None
+        await world.clock.advance(2)
+        assert world.said() is not None
+    silent = World(reports_policies=False)
+    silent.load()
+    async with silent.running():
+        await silent.clock.advance(100)
+        assert silent.said() is None
 
 
 def test_every_reason_is_named_and_what_is_no_policy_is_left_out():
