@@ -40,7 +40,7 @@ GONE = calc.np(
     types=("Ingress",),
 )
 KEPT = calc.np("kept", selector="app == 'a'", egress=(rule(),), types=("Egress",))
-# What takes long to list, of a kind that is asked for after the policies. It selects nobody.
+# What takes long to list: more than `ENOUGH_BYTES`. It selects nobody.
 MUCH = [
     calc.sgnp(
         f"much-{n}",
@@ -92,11 +92,18 @@ def chain_of(node: FelixNode, direction: str, policy: str) -> str:
 @contextmanager
 def a_datastore_that_says_little(node: FelixNode) -> Iterator[None]:
     """Felix gets so many bytes of it, and no more until the end of the `with`."""
-    little = f"ip saddr 127.0.0.2 tcp sport 2379 quota over {ENOUGH_BYTES} bytes drop"
+    little = f"ip saddr 127.0.0.2 tcp sport 2379 quota over {ENOUGH_BYTES} bytes counter drop"
     chain = "chain inet slow out { type filter hook output priority 0; }"
     node.ns.run("nft", f"add table inet slow; add {chain}; add rule inet slow out {little}")
     yield
     node.ns.run("nft", "delete table inet slow")
+
+
+def has_said_all(node: FelixNode) -> bool:
+    """Whether felix has had all that it gets."""
+    listed = node.ns.run("nft", "list", "table", "inet", "slow")
+    found = re.search(r"counter packets (\d+)", listed)
+    return found is not None and int(found[1]) > 0
 
 
 def reach(node: FelixNode) -> tuple[bool, bool]:
@@ -152,8 +159,11 @@ class Denied:
         self._node.start(**self._environ)
 
     def delete(self) -> None:
-        """No watch can tell: only its absence from the list does."""
+        """No watch can tell: only its absence from the list does. Something comes after it: an etcd
+        before 3.5.16 loses a deletion at the very revision that is compacted, and does not say so
+        to a watch that goes on from there (etcd issue 18089)."""
         self._node.erase(GONE)
+        self._node.ns.run("etcdctl", "put", "/after", "it")
         answer: dict[str, Any] = json.loads(self._node.ns.run("etcdctl", "get", "/", "-w", "json"))
         self._node.ns.run("etcdctl", "compact", str(answer["header"]["revision"]))
 
@@ -190,7 +200,8 @@ def test_a_policy_deleted_while_felix_is_dead_stands_until_all_is_listed(node, d
     with a_datastore_that_says_little(node):
         denied.start()
         assert eventually(lambda: node.log().count('"felix starts"') == 2)
-        assert eventually(lambda: has_listed(node, NetworkPolicy.kind))
+        # In which order answers come is the datastore's business; the long one is not among them.
+        assert eventually(lambda: has_said_all(node))
         assert not has_listed(node, StagedGlobalNetworkPolicy.kind)
         assert not node.is_ready()
         assert denied.stands()
