@@ -228,8 +228,12 @@ class AddOperation:
         except BaseException:
             await to_the_end(_undo_all(undo, workload))
             raise
-        # In the turn of the event loop after the answer's, which nobody has to wait for.
-        asyncio.get_running_loop().call_later(0, _say_connected, workload, assigned)
+        LOG.info(
+            "pod connected",
+            endpoint=workload.key.name,
+            ifname=workload.interface,
+            addresses=" ".join(assigned),
+        )
         return _result(conf, wire, made)
 
     async def _assign(
@@ -261,15 +265,14 @@ class AddOperation:
         key, succession = recorded.workload.key, recorded.succession
 
         async def in_kernel() -> veth.MadeWire:
-            is_first = recorded.existing is None and succession is None
-            if is_first and not pending.has_come:
-                # Nobody has name or address before: policy may be there before the wire.
-                self.programmer.remember(key, recorded.endpoint)
             made = await pending.make(wire.addresses)
             await self.programmer.program(key, recorded.endpoint)
             return made
 
         saving = self.store.save(recorded.endpoint, recorded.existing, succession)
+        if recorded.existing is None and succession is None:
+            # Nobody has name or address before: policy may be there before the wire.
+            self.programmer.remember(key, recorded.endpoint)
         if succession is not None and succession.predecessors:
             # One after the other: the kernel has one route for an address.
             revision = await saving
@@ -278,8 +281,7 @@ class AddOperation:
                     await self.programmer.retract(stored.key)
             made = await in_kernel()
         else:
-            # The record goes first: its way to the disk is the longest.
-            revision, made = await both(saving, in_kernel())
+            made, revision = await both(in_kernel(), saving)
         await self.programmer.confirm(key, revision)
         return made
 
@@ -295,15 +297,6 @@ def random_mac() -> str:
     octets = bytearray(os.urandom(6))
     octets[0] = octets[0] & 0xFC | 0x02
     return octets.hex(":")
-
-
-def _say_connected(workload: Workload, addresses: tuple[str, ...]) -> None:
-    LOG.info(
-        "pod connected",
-        endpoint=workload.key.name,
-        ifname=workload.interface,
-        addresses=" ".join(addresses),
-    )
 
 
 async def _undo_all(undo: list[Undo], workload: Workload) -> None:

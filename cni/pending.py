@@ -36,11 +36,6 @@ class PendingWire:
             self._foreseen = addresses
             self._early = asyncio.ensure_future(self._attempt(addresses))
 
-    @property
-    def has_come(self) -> bool:
-        """Whether `make` will hardly have to wait."""
-        return self._early is not None and self._early.done()
-
     async def make(self, addresses: tuple[str, ...]) -> MadeWire:
         """The wire with these addresses, which are the pod's now. Errors: CniError."""
         early = None if self._early is None else await self._early
@@ -61,7 +56,7 @@ class PendingWire:
             await self._remove()
 
     async def _attempt(self, addresses: tuple[str, ...]) -> MadeWire | None:
-        # A task of its own, so it begins when the write has left.
+        await asyncio.sleep(0)  # the write goes first
         return await self._ordered(self._wirer.attempt(replace(self._wire, addresses=addresses)))
 
     async def _ordered(self, order: Awaitable[T]) -> T:

@@ -5,9 +5,8 @@ provides these). cni never imports felix; felix imports cni.
 
 Life of an ADD, and who owns which step:
   1  agent    parse, validate, find or allocate addresses (ipam), make the veth pair
-  2  felix    `remember`, unless the wire is there already, then `program(key, endpoint)`: the
-              endpoint goes straight into the calc graph, so that its policy is on its way while the
-              wire is made; the call returns when
+  2  felix    `remember`, then `program(key, endpoint)`: the endpoint goes straight into the calc
+              graph, so that its policy is on its way while the wire is made; the call returns when
               the route AND the policy of the endpoint are in the kernel, and no connections of an
               earlier owner of its addresses
   2' agent    meanwhile writes the WorkloadEndpoint to the datastore

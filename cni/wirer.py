@@ -12,9 +12,8 @@ times for one wire, and waits each time for whatever the event loop is computing
       where this is used without one;
   K3  it ends when its socket does, so it does not outlive us whatever happens; it is started again
       when it has ended. Orders on their way then fail with code 11, outcome unknown;
-  K4  the first order of a turn of the loop leaves at once, the others of that turn go together, and
-      so do their reports: one pod waits for nobody, and with a hundred at once every switch between
-      the two processes costs as much as a wire.
+  K4  the orders of one turn of the loop go together, and so do their reports: with a hundred pods
+      at once every switch between the two processes costs as much as a wire.
 """
 
 from __future__ import annotations
@@ -116,7 +115,6 @@ class ProcessWirer:
         self._numbers = itertools.count(1)
         self._reports: dict[int, asyncio.Future[Report]] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._is_busy_turn = False
         # Of this turn of the loop; then what did not fit into the socket's buffer.
         self._orders: list[Order] = []
         self._unsent: collections.deque[bytes] = collections.deque()
@@ -180,22 +178,16 @@ class ProcessWirer:
         number = next(self._numbers)
         report: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
         self._reports[number] = report
+        if not self._orders:
+            asyncio.get_running_loop().call_soon(self._send)
         self._orders.append(Order.of(number, verb, wire, netns=netns, name=name))
-        if not self._is_busy_turn:
-            self._is_busy_turn = True
-            asyncio.get_running_loop().call_soon(self._end_turn)
-            self._send()
         answer = await to_the_end(report)  # K1
         if answer.refusal is not None:
             raise answer.refusal.to_error()
         return answer
 
-    def _end_turn(self) -> None:
-        """K4."""
-        self._is_busy_turn = False
-        self._send()
-
     def _send(self) -> None:
+        """K4."""
         orders, self._orders = self._orders, []
         is_blocked = bool(self._unsent)
         for start in range(0, len(orders), MAX_TOGETHER):

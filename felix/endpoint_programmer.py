@@ -142,8 +142,7 @@ class FelixProgrammer:
 
     async def confirm(self, key: ResourceKey, revision: int) -> None:
         self._parts.graph.confirm(key, revision)
-        # Nobody waits for it: a turn later than usual, when the pod has its answer.
-        asyncio.get_running_loop().call_soon(self._publish_soon)
+        self._publish_soon()
 
     async def retract(self, key: ResourceKey) -> None:
         """Before in-sync the kernel is not touched, and there is nothing to wait for."""

@@ -44,7 +44,6 @@ _RETRY_FIRST_S, _RETRY_LIMIT_S = 0.1, 10.0
 # take a whole processor. Nobody who waits for a cycle is held up by it.
 _BURST_CYCLES, _CYCLES_PER_S = 20.0, 50.0
 _STUCK_AFTER_S = 60.0
-_OBSERVED_AFTER_TURNS = 5
 _IDLE_S = 10.0  # an idle loop still proves that it is alive
 
 
@@ -222,16 +221,9 @@ class Dataplane:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(report)
-        # What observers do, as writing a status file, takes as long as a route: after those who
-        # waited have gone on, which takes a pod's ADD four turns of the event loop to its answer.
-        self._observe_after(_OBSERVED_AFTER_TURNS, report)
+        # After those who waited have gone on: writing a status file takes as long as a route.
+        asyncio.get_running_loop().call_soon(self._observe, report)
         return report
-
-    def _observe_after(self, turns: int, report: CycleReport) -> None:
-        if turns:
-            asyncio.get_running_loop().call_soon(self._observe_after, turns - 1, report)
-        else:
-            self._observe(report)
 
     def _observe(self, report: CycleReport) -> None:
         for observer in self._observers:

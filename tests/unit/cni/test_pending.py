@@ -150,24 +150,3 @@ async def test_what_was_foreseen_but_not_ordered_yet_never_is(kernel):
     await pending.undo()
     await asyncio.sleep(0)
     assert kernel.log == []
-
-
-async def test_the_wire_begins_in_the_turn_after_the_choice(kernel):
-    pending = PendingWire(WIRE, kernel)
-    pending.foresee(ONE)
-    assert kernel.log == [], "the write that makes them the pod's leaves first"
-    await asyncio.sleep(0)
-    assert kernel.log == ["attempt"]
-    await pending.undo()
-
-
-async def test_a_wire_has_come_when_its_attempt_has_ended(kernel):
-    assert not PendingWire(WIRE, kernel).has_come
-    kernel.may_go_on.clear()
-    pending = await begun(kernel)
-    assert not pending.has_come
-    kernel.may_go_on.set()
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert pending.has_come
-    assert await pending.make(ONE) == MADE

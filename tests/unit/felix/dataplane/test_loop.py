@@ -188,22 +188,6 @@ async def test_a_flush_during_a_cycle_gets_the_next_one():
         assert len(world.reports) == 3
 
 
-async def test_observers_come_after_the_answers_of_those_who_waited():
-    world = World()
-    said: list[str] = []
-
-    async def pod() -> None:
-        # As an ADD: tasks that wait for tasks, and a callback that sends the answer.
-        await asyncio.wait({asyncio.create_task(world.dataplane.flush())})
-
-    async with world.running():
-        world.dataplane.add_observer(lambda _: said.append("observed"))
-        waiting = asyncio.create_task(pod())
-        waiting.add_done_callback(lambda _: said.append("answered"))
-        await world.clock.advance(0)
-        assert said == ["answered", "observed"]
-
-
 async def test_a_failure_does_not_stop_the_later_stages_unless_it_is_vital():
     world = World()
     world.routes.answers = [FAILED]
