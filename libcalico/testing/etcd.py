@@ -30,6 +30,7 @@ from libcalico.testing.certs import Identity
 _START_TIMEOUT_S = 30.0
 _COMMAND_TIMEOUT_S = 30.0
 _POLL_S = 0.02
+_FREEZE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,13 @@ class EtcdMember:
     def freeze(self) -> None:
         """The process hangs: connections stay open and nothing answers."""
         os.kill(self.pid, signal.SIGSTOP)
+        # Its threads stop one by one; until the last has, something may still answer.
+        threads = Path(f"/proc/{self.pid}/task")
+        deadline = time.monotonic() + _FREEZE_S
+        while not all(_is_stopped(thread) for thread in threads.iterdir()):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"process {self.pid} does not stop")
+            time.sleep(_POLL_S / 10)
 
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
@@ -268,6 +276,14 @@ class EtcdCluster:
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _is_stopped(thread: Path) -> bool:
+    try:
+        state = (thread / "stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:  # it ended
+        return True
+    return state in "TtZX"
 
 
 def _environ() -> dict[str, str]:
