@@ -31,7 +31,8 @@ test: export REQUIRE_ALL = 1
 test: bootstrap-runtimes check ## everything: check, then properties, etcd, kernel, BGP, container runtimes, the lab (root)
 	@deploy/require-root "make test"
 	$(PARALLEL) tests/property tests/etcd tests/component
-	$(PARALLEL) tests/netns tests/peers
+	$(PARALLEL) tests/netns
+	$(PYTEST) tests/peers  # sessions with hold times of seconds: alone
 	$(PYTEST) tests/runtimes
 	$(PYTEST) tests/e2e
 
