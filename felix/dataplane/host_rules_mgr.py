@@ -86,10 +86,8 @@ class HostRulesManager:
         self._is_dirty |= before != self._addresses.get(name)
 
     def is_host_interface(self, name: str) -> bool:
-        """Whether a host endpoint may stand on it (HI4)."""
-        if name.startswith(self._settings.interface_prefixes):
-            return False
-        return not any(pattern.search(name) for pattern in self._settings.excluded_interfaces)
+        """Whether a host endpoint may stand on it (RuleSettings)."""
+        return self._settings.is_host_interface(name)
 
     # --------------------------------------------------------------------------------- work
 

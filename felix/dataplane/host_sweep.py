@@ -20,10 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from ipaddress import ip_network
+from itertools import chain
 
-from felix.dataplane.intent_book import IntentBook, Owner
+from felix.dataplane.intent_book import IntentBook, Owner, owners_of
 from felix.dataplane.manager import InterfaceState
-from felix.host_interfaces import HostAssignment, assign_host_endpoints
+from felix.host_interfaces import assign_host_endpoints
 from felix.intent import HostEndpointRemove, HostEndpointUpdate, Intent
 from felix.rules import verdict
 from felix.rules.settings import Failsafe, RuleSettings
@@ -43,8 +44,10 @@ class HostConnections:
         self._book, self._settings = book, settings
         self._endpoints: dict[ResourceKey, HostEndpointUpdate] = {}
         self._interfaces: dict[str, InterfaceState] = {}
-        self._assignment = HostAssignment({}, None)
+        # What follows from these, worked out when they change.
         self._owners: frozenset[Owner] = frozenset()
+        self._addresses: frozenset[str] = frozenset()
+        self._governing: tuple[HostEndpointUpdate | None, ...] = ()
 
     def take(self, intent: Intent) -> bool:
         if isinstance(intent, HostEndpointUpdate):
@@ -68,48 +71,45 @@ class HostConnections:
         return before != state and bool(self._endpoints)
 
     def _settle(self) -> None:
-        addresses = {
-            name: state.addresses
-            for name, state in self._interfaces.items()
-            if not self._is_excluded(name)
+        addresses = {name: state.addresses for name, state in self._interfaces.items()}
+        governable = {
+            name: found
+            for name, found in addresses.items()
+            if self._settings.is_host_interface(name)
         }
-        self._assignment = assign_host_endpoints(self._endpoints.values(), addresses)
-        owners: set[Owner] = set()
-        for endpoint in self._endpoints.values():
-            owners.update(endpoint.profiles)
-            for tier in endpoint.tiers:
-                owners.update(tier.ingress, tier.egress)
-        self._owners = frozenset(owners)
-
-    def _is_excluded(self, name: str) -> bool:
-        return any(pattern.search(name) for pattern in self._settings.excluded_interfaces)
+        assignment = assign_host_endpoints(self._endpoints.values(), governable)
+        self._governing = tuple(
+            assignment.governing(name) if name in governable else None
+            for name, state in self._interfaces.items()
+            if state.is_up
+        )
+        self._addresses = frozenset(chain(*addresses.values())) if self._endpoints else frozenset()
+        self._owners = frozenset(chain(*map(owners_of, self._endpoints.values())))
 
     def are_governed_by(self, owners: Iterable[Owner]) -> bool:
         return not self._owners.isdisjoint(owners)
 
-    def addresses(self) -> set[str]:
+    @property
+    def addresses(self) -> frozenset[str]:
         """Those whose connections are to be looked at; none without a host endpoint."""
-        if not self._endpoints:
-            return set()
-        return {a for state in self._interfaces.values() for a in state.addresses}
+        return self._addresses
 
     def denies(self, packet: Packet) -> bool:
         """HS1, HS2. `packet`: the first of the connection."""
-        ours = self.addresses()
-        is_source, is_target = str(packet.source) in ours, str(packet.destination) in ours
-        if is_source == is_target:
+        is_source = str(packet.source) in self._addresses
+        if is_source == (str(packet.destination) in self._addresses):
             return False
         direction = Direction.EGRESS if is_source else Direction.INGRESS
         peer = packet.destination if is_source else packet.source
         if self._book.at(peer) is not None or self._is_failsafe(packet, direction, peer):
             return False
-        up = [name for name, state in self._interfaces.items() if state.is_up]
-        return bool(up) and all(self._denies_at(name, packet, direction) for name in up)
+        return bool(self._governing) and all(
+            self._denies_at(endpoint, packet, direction) for endpoint in self._governing
+        )
 
-    def _denies_at(self, name: str, packet: Packet, direction: Direction) -> bool:
-        if self._is_excluded(name):
-            return False
-        endpoint = self._assignment.governing(name)
+    def _denies_at(
+        self, endpoint: HostEndpointUpdate | None, packet: Packet, direction: Direction
+    ) -> bool:
         if endpoint is None or endpoint.untracked_tiers or endpoint.pre_dnat_tiers:
             return False
         return verdict.outcome(self._book, endpoint, direction, packet) is Outcome.DENY

@@ -21,6 +21,7 @@ from typing import TypeVar
 from felix.intent import (
     Action,
     CompiledRule,
+    HostEndpointUpdate,
     Intent,
     PolicyRemove,
     PolicyUpdate,
@@ -167,8 +168,8 @@ def addresses_of(endpoint: WorkloadEndpointUpdate) -> list[str]:
     return [text.partition("/")[0] for text in endpoint.nets]
 
 
-def owners_of(endpoint: WorkloadEndpointUpdate) -> set[Owner]:
-    """The policies and profiles that govern it."""
+def owners_of(endpoint: WorkloadEndpointUpdate | HostEndpointUpdate) -> set[Owner]:
+    """The policies and profiles that govern it (a host endpoint: at the normal stage)."""
     found: set[Owner] = set(endpoint.profiles)
     for tier in endpoint.tiers:
         found.update(tier.ingress, tier.egress)

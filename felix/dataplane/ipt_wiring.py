@@ -45,7 +45,7 @@ def iptables_dataplane(
 ) -> IptablesDataplane:
     table = IptablesTable(port, HookSettings.of(settings), options, clock=clock)
     managers = nft_managers(table.wanted, replace(settings, guards_maps=False))
-    return IptablesDataplane(table, managers, managers[1], managers[-1])
+    return IptablesDataplane(table, managers, managers.policies, managers.host)
 
 
 def script(wanted: WantedRuleset, settings: RuleSettings) -> str:

@@ -10,6 +10,7 @@ Layer: felix.dataplane. Called by the daemon:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from felix.dataplane.endpoint_rules_mgr import EndpointRulesManager
 from felix.dataplane.governance_chains import GovernanceChains
@@ -39,17 +40,25 @@ class NftDataplane:
 def nft_dataplane(port: NftPort, settings: RuleSettings, *, clock: Clock = SYSTEM) -> NftDataplane:
     table = NftTable(port, clock=clock)
     managers = nft_managers(table.wanted, settings)
-    return NftDataplane(table, managers, managers[1], managers[-1])
+    return NftDataplane(table, managers, managers.policies, managers.host)
 
 
-def nft_managers(
-    wanted: WantedRuleset, settings: RuleSettings
-) -> tuple[IpSetManager, PolicyManager, EndpointRulesManager, MasqManager, HostRulesManager]:
+class RuleManagers(NamedTuple):
+    """In the order they run."""
+
+    ip_sets: IpSetManager
+    policies: PolicyManager
+    endpoints: EndpointRulesManager
+    pools: MasqManager
+    host: HostRulesManager
+
+
+def nft_managers(wanted: WantedRuleset, settings: RuleSettings) -> RuleManagers:
     """Managers that fill `wanted`, which gets the fixed chains and sets at once."""
     want_static(wanted, settings)
     book = PolicyBook()
     chains = GovernanceChains(wanted, settings, book)
-    return (
+    return RuleManagers(
         IpSetManager(wanted),
         PolicyManager(wanted, settings, book),
         EndpointRulesManager(wanted, settings, chains),

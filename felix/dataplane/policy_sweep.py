@@ -203,7 +203,7 @@ class PolicySweep:
         addresses = set(self._book.addresses()) if suspects.everyone else set()
         addresses |= suspects.addresses
         if suspects.host:
-            addresses |= self._host.addresses()
+            addresses |= self._host.addresses
         if not addresses:
             return 0
         found = await self._port.list_connections(addresses)

@@ -136,6 +136,12 @@ class RuleSettings:
     guards_maps: bool = True
     iptables: IptablesSettings = IptablesSettings()
 
+    def is_host_interface(self, name: str) -> bool:
+        """Whether a host endpoint may stand on it (felix.host_interfaces HI4)."""
+        if name.startswith(self.interface_prefixes):
+            return False
+        return not any(pattern.search(name) for pattern in self.excluded_interfaces)
+
     @classmethod
     def of(cls, config: FelixConfig) -> RuleSettings:
         ports, address = config.nat_port_range, config.nat_outgoing_address

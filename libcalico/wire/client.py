@@ -87,7 +87,7 @@ class ClientProtocol:
     @property
     def is_at_boundary(self) -> bool:
         """Whether no part of a frame waits for its rest."""
-        return self._reader.is_empty
+        return self._reader.buffered_bytes == 0
 
     def _take(self, message: Message) -> None:
         found = type(message)

@@ -69,11 +69,6 @@ class FrameReader:
     def buffered_bytes(self) -> int:
         return len(self._buffer)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no part of a frame waits for its rest."""
-        return not self._buffer
-
     def receive(self, data: bytes) -> Iterator[Frame]:
         """The frames that `data` completes. Errors: WireError.
 
