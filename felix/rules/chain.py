@@ -85,6 +85,11 @@ class Field(enum.Enum):
         self.type = key_type
 
 
+# The address fields of each IP family.
+SADDR = {4: Field.IP4_SADDR, 6: Field.IP6_SADDR}
+DADDR = {4: Field.IP4_DADDR, 6: Field.IP6_DADDR}
+
+
 class CtState(enum.IntFlag):
     """Connection states as the kernel's bit mask (NF_CT_STATE_BIT; nft prints their names)."""
 

@@ -28,7 +28,9 @@ from typing import NamedTuple
 
 from felix.intent import Action, CompiledRule, EntityMatch
 from felix.rules.chain import (
+    DADDR,
     INET_SERVICE,
+    SADDR,
     Between,
     Compare,
     Field,
@@ -46,8 +48,6 @@ FOLD_MIN_RULES = 4
 _MAX_COMBINATIONS_PER_RULE = 256
 _MAX_COMBINATIONS = 16_384
 _ALL_PORTS = ((0, 65535),)
-_SOURCE = {4: Field.IP4_SADDR, 6: Field.IP6_SADDR}
-_DESTINATION = {4: Field.IP4_DADDR, 6: Field.IP6_DADDR}
 
 Net = tuple[int, int]
 Ports = list[tuple[int, int]]
@@ -168,8 +168,6 @@ def _family(rule: CompiledRule) -> int | None:
 
 
 def _combinations(rule: CompiledRule) -> int:
-    if not (rule.source.nets or rule.destination.nets):
-        return len(rule.source.ports or rule.destination.ports)
     ports = len(rule.source.ports or rule.destination.ports) or 1
     return max(1, len(rule.source.nets)) * max(1, len(rule.destination.nets)) * ports
 
@@ -320,10 +318,10 @@ def _columns(places: dict[_Place, Ports], shape: _Shape) -> list[_Column]:
         columns.append(_Column(Field.L4PROTO, list(zip(numbers, numbers, strict=True))))
     if shape.source:
         spans = [_span(place.source, family) for place, _ in rows]
-        columns.append(_Column(_SOURCE[family], spans))
+        columns.append(_Column(SADDR[family], spans))
     if shape.destination:
         spans = [_span(place.destination, family) for place, _ in rows]
-        columns.append(_Column(_DESTINATION[family], spans))
+        columns.append(_Column(DADDR[family], spans))
     if shape.ports is not None:
         ends = [(port_bytes(first), port_bytes(last)) for _, (first, last) in rows]
         columns.append(_Column(shape.ports, ends))

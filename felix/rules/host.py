@@ -51,8 +51,10 @@ from dataclasses import dataclass
 from felix.intent import HostEndpointUpdate, PortRange, TierPolicies
 from felix.rules.chain import (
     ACCEPT,
+    DADDR,
     DROP,
     IFNAME,
+    SADDR,
     BaseHook,
     Chain,
     Compare,
@@ -98,8 +100,6 @@ TRANSLATED_DISPATCH = "host-translated-dispatch"
 # Multicast listener query, report (v1, v2), done; router and neighbour solicitation and
 # advertisement.
 NEIGHBOUR_MESSAGES = (130, 131, 132, 133, 134, 135, 136, 143)
-_SADDR = {4: Field.IP4_SADDR, 6: Field.IP6_SADDR}
-_DADDR = {4: Field.IP4_DADDR, 6: Field.IP6_DADDR}
 
 Tiers = tuple[TierPolicies, ...]
 
@@ -313,10 +313,10 @@ def needed_chains(settings: RuleSettings) -> tuple[Chain, ...]:
     inbound, outbound = settings.inbound_failsafes, settings.outbound_failsafes
     neighbours = Rule(icmpv6(NEIGHBOUR_MESSAGES), (ACCEPT,), "neighbour discovery")
     tracked = tuple(conntrack_rules(settings))
-    to_us = tuple(_failsafe_rules(inbound, Field.TH_DPORT, _SADDR, "failsafe"))
-    from_us = tuple(_failsafe_rules(outbound, Field.TH_DPORT, _DADDR, "failsafe"))
-    replies_to_us = _failsafe_rules(outbound, Field.TH_SPORT, _SADDR, "reply of a failsafe")
-    replies_from_us = _failsafe_rules(inbound, Field.TH_SPORT, _DADDR, "reply of a failsafe")
+    to_us = tuple(_failsafe_rules(inbound, Field.TH_DPORT, SADDR, "failsafe"))
+    from_us = tuple(_failsafe_rules(outbound, Field.TH_DPORT, DADDR, "failsafe"))
+    replies_to_us = _failsafe_rules(outbound, Field.TH_SPORT, SADDR, "reply of a failsafe")
+    replies_from_us = _failsafe_rules(inbound, Field.TH_SPORT, DADDR, "reply of a failsafe")
     return (
         Chain(NEEDED_RAW_IN, (neighbours, *to_us, *replies_to_us)),
         Chain(NEEDED_RAW_OUT, (neighbours, *from_us, *replies_from_us)),

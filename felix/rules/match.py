@@ -24,10 +24,12 @@ from dataclasses import dataclass
 
 from felix.intent import CompiledRule, EntityMatch, PortRange
 from felix.rules.chain import (
+    DADDR,
     ICMP_CODE,
     ICMP_TYPE,
     ICMPV6_CODE,
     ICMPV6_TYPE,
+    SADDR,
     Between,
     Compare,
     Field,
@@ -59,8 +61,8 @@ class _Side:
     port: Field
 
 
-_SOURCE = _Side({4: Field.IP4_SADDR, 6: Field.IP6_SADDR}, Field.TH_SPORT)
-_DESTINATION = _Side({4: Field.IP4_DADDR, 6: Field.IP6_DADDR}, Field.TH_DPORT)
+_SOURCE = _Side(SADDR, Field.TH_SPORT)
+_DESTINATION = _Side(DADDR, Field.TH_DPORT)
 
 
 def variants(rule: CompiledRule) -> list[Conjunction]:

@@ -17,8 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from felix.rules.chain import (
+    DADDR,
     IPV4_ADDR,
     IPV6_ADDR,
+    SADDR,
     Action,
     BaseHook,
     Chain,
@@ -64,9 +66,6 @@ HAIRPIN_PAIRS = {
 OUTGOING_SETS = (*NAT_POOLS.values(), *ALL_POOLS.values(), *ALL_HOSTS.values())
 FLOATING_SETS = (*FLOATING.values(), *HAIRPINS.values(), *HAIRPIN_PAIRS.values())
 
-_SADDR = {4: Field.IP4_SADDR, 6: Field.IP6_SADDR}
-_DADDR = {4: Field.IP4_DADDR, 6: Field.IP6_DADDR}
-
 
 def outgoing_chain(settings: RuleSettings) -> Chain:
     rules = [rule for version in (4, 6) for rule in _outgoing(version, settings)]
@@ -77,11 +76,11 @@ def outgoing_chain(settings: RuleSettings) -> Chain:
 def _outgoing(version: int, settings: RuleSettings) -> Iterable[Rule]:
     matches: list[Match] = [
         of_family(version),
-        Lookup((_SADDR[version],), NAT_POOLS[version].name),
-        Lookup((_DADDR[version],), ALL_POOLS[version].name, negated=True),
+        Lookup((SADDR[version],), NAT_POOLS[version].name),
+        Lookup((DADDR[version],), ALL_POOLS[version].name, negated=True),
     ]
     if settings.nat_excludes_hosts:
-        matches.append(Lookup((_DADDR[version],), ALL_HOSTS[version].name, negated=True))
+        matches.append(Lookup((DADDR[version],), ALL_HOSTS[version].name, negated=True))
     if settings.nat_interface_filter:
         matches.append(_interface(settings.nat_interface_filter))
     if settings.nat_ports is not None:
@@ -109,16 +108,16 @@ def _translate(version: int, settings: RuleSettings, ports: tuple[int, int] | No
 def floating_chains() -> tuple[Chain, ...]:
     """The three places where floating addresses are translated."""
     inward = tuple(
-        Rule((of_family(version),), (NatByMap(_DADDR[version], FLOATING[version].name, False),))
+        Rule((of_family(version),), (NatByMap(DADDR[version], FLOATING[version].name, False),))
         for version in (4, 6)
     )
     outward = tuple(
         Rule(
             (
                 of_family(version),
-                Lookup((_SADDR[version], _DADDR[version]), HAIRPIN_PAIRS[version].name),
+                Lookup((SADDR[version], DADDR[version]), HAIRPIN_PAIRS[version].name),
             ),
-            (NatByMap(_SADDR[version], HAIRPINS[version].name, True),),
+            (NatByMap(SADDR[version], HAIRPINS[version].name, True),),
         )
         for version in (4, 6)
     )

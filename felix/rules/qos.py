@@ -26,6 +26,7 @@ from __future__ import annotations
 from felix.intent import DirectionLimits, QosControls
 from felix.rules import names
 from felix.rules.chain import (
+    DADDR,
     DROP,
     IFNAME,
     BaseHook,
@@ -65,7 +66,6 @@ DSCP_MAP = SetSpec(
 )
 
 _TCP = 6
-_DADDR = {4: Field.IP4_DADDR, 6: Field.IP6_DADDR}
 
 
 def limits_of(controls: QosControls, direction: str) -> DirectionLimits:
@@ -108,7 +108,7 @@ def dscp_chain(value: int) -> Chain:
     """K3."""
     rules = tuple(
         Rule(
-            (of_family(version), Lookup((_DADDR[version],), ALL_POOLS[version].name, negated=True)),
+            (of_family(version), Lookup((DADDR[version],), ALL_POOLS[version].name, negated=True)),
             (SetDscp(version, value),),
         )
         for version in (4, 6)
