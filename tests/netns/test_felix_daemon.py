@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,13 +25,20 @@ from libcalico.netlink import (
 )
 from tests.support import calc
 from tests.support.felix import NODE, basics, workload
-from tests.support.felix_node import ETCD, ROOT, START_S, A, B, FelixNode
+from tests.support.felix_node import (
+    ETCD,
+    ROOT,
+    START_S,
+    A,
+    B,
+    FelixNode,
+    skip_unless_possible,
+)
 from tests.support.flow import Flow
 from tests.support.netns import (
     NamespaceSet,
     can_ping,
     eventually,
-    why_unavailable,
 )
 
 DENY = calc.np("no", selector="app == 'b'", ingress=(Rule(action="Deny"),), types=("Ingress",))
@@ -40,11 +46,7 @@ DENY = calc.np("no", selector="app == 'b'", ingress=(Rule(action="Deny"),), type
 
 @pytest.fixture
 def node(netns: NamespaceSet, tmp_path: Path) -> FelixNode:
-    reason = why_unavailable("nft")
-    if not reason and shutil.which("etcd") is None:
-        reason = "etcd is not installed"
-    if reason:
-        pytest.skip(reason)
+    skip_unless_possible()
     made = FelixNode(netns, tmp_path)
     made.store(*basics(), workload("a", *A), workload("b", *B, labels={"app": "b"}))
     return made

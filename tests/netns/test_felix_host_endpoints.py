@@ -6,7 +6,6 @@ neighbour (203.0.113.7) -- eth1 of the node (203.0.113.1)
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,12 @@ import pytest
 from tests.support import calc
 from tests.support.calc import rule
 from tests.support.felix import NODE, basics, workload
-from tests.support.felix_node import A, B, FelixNode
+from tests.support.felix_node import (
+    A,
+    B,
+    FelixNode,
+    skip_unless_possible,
+)
 from tests.support.flow import Flow
 from tests.support.netns import (
     NamespaceSet,
@@ -24,7 +28,6 @@ from tests.support.netns import (
     can_ping,
     connect,
     eventually,
-    why_unavailable,
 )
 from tests.support.probes import Place, tcp
 
@@ -70,11 +73,7 @@ class World:
 
 @pytest.fixture
 def world(netns: NamespaceSet, tmp_path: Path) -> World:
-    reason = why_unavailable("veth", "nft")
-    if not reason and shutil.which("etcd") is None:
-        reason = "etcd is not installed"
-    if reason:
-        pytest.skip(reason)
+    skip_unless_possible()
     felix = FelixNode(netns, tmp_path)
     far = netns.make("neighbour")
     far.sysctl("net/ipv6/conf/default/accept_dad", "0")

@@ -10,21 +10,22 @@ import pytest
 from libcalico.model import Rule
 from tests.support import calc
 from tests.support.felix import basics, workload
-from tests.support.felix_node import A, B, FelixNode
-from tests.support.netns import NamespaceSet, eventually, why_unavailable
+from tests.support.felix_node import (
+    IPTABLES,
+    A,
+    B,
+    FelixNode,
+    skip_unless_possible,
+)
+from tests.support.netns import NamespaceSet, eventually
 
 DENY = calc.np("no", selector="app == 'b'", ingress=(Rule(action="Deny"),), types=("Ingress",))
 BOTH, NEITHER = (True, True), (False, False)
-IPTABLES = {"FELIX_NFTABLESMODE": "Disabled", "FELIX_IPTABLESBACKEND": "nft"}
 
 
 @pytest.fixture
 def node(netns: NamespaceSet, tmp_path: Path) -> FelixNode:
-    reason = why_unavailable("nft")
-    if not reason and shutil.which("etcd") is None:
-        reason = "etcd is not installed"
-    if reason:
-        pytest.skip(reason)
+    skip_unless_possible()
     made = FelixNode(netns, tmp_path)
     made.store(*basics(), workload("a", *A), workload("b", *B, labels={"app": "b"}))
     return made

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,15 +20,20 @@ from libcalico.model.keys import prefix_of
 from tests.support import calc
 from tests.support.calc import rule
 from tests.support.felix import basics, workload
-from tests.support.felix_node import ETCD, ETCD_TOO, A, B, FelixNode
-from tests.support.netns import NamespaceSet, eventually, why_unavailable
+from tests.support.felix_node import (
+    ETCD,
+    ETCD_TOO,
+    IPTABLES,
+    A,
+    B,
+    FelixNode,
+    skip_unless_possible,
+)
+from tests.support.netns import NamespaceSet, eventually
 from tests.support.probes import Place, ping
 
 BOTH, NEITHER = (True, True), (False, False)
-DATAPLANES = {
-    "nftables": {},
-    "iptables": {"FELIX_NFTABLESMODE": "Disabled", "FELIX_IPTABLESBACKEND": "nft"},
-}
+DATAPLANES = {"nftables": {}, "iptables": IPTABLES}
 
 
 # With a set of its own: nobody who matters is in it, and then everybody is denied.
@@ -54,11 +58,7 @@ ENOUGH_BYTES = 200_000
 
 @pytest.fixture
 def node(netns: NamespaceSet, tmp_path: Path) -> FelixNode:
-    reason = why_unavailable("nft")
-    if not reason and shutil.which("etcd") is None:
-        reason = "etcd is not installed"
-    if reason:
-        pytest.skip(reason)
+    skip_unless_possible()
     made = FelixNode(netns, tmp_path)
     pods = (workload("a", *A, labels={"app": "a"}), workload("b", *B, labels={"app": "b"}))
     made.store(*basics(), *pods, KEPT)

@@ -11,7 +11,6 @@ import base64
 import http.client
 import json
 import random
-import shutil
 import socket
 import subprocess
 import sys
@@ -34,8 +33,14 @@ from tests.support import calc, traffic
 from tests.support.calc import Object, rule
 from tests.support.felix import basics, workload
 from tests.support.felix_mortal import MortalFelix
-from tests.support.felix_node import A, B, FelixNode
-from tests.support.netns import Namespace, NamespaceSet, eventually, why_unavailable, wire_workload
+from tests.support.felix_node import (
+    IPTABLES,
+    A,
+    B,
+    FelixNode,
+    skip_unless_possible,
+)
+from tests.support.netns import Namespace, NamespaceSet, eventually, wire_workload
 
 C = ("10.65.0.3/32", "fd00:65::3/128")
 TO_B, TO_C = ("10.65.0.2", "fd00:65::2"), ("10.65.0.3", "fd00:65::3")
@@ -54,7 +59,6 @@ FORBIDDEN_TO_C = [f"new,{to},{OPEN},10" for to in TO_C]
 FORBIDDEN_ALL = [*FORBIDDEN, *FORBIDDEN_FROM_C, *FORBIDDEN_TO_C]
 LEAST_PACKETS = 50  # of each flow
 ARRIVAL_S = 1.0
-IPTABLES = {"FELIX_NFTABLESMODE": "Disabled", "FELIX_IPTABLESBACKEND": "nft"}
 
 
 def allow(name: str, protocol: str, *ports: int, source: str = "app == 'a'", **spec: Any) -> Object:
@@ -95,11 +99,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(netns: NamespaceSet, tmp_path: Path) -> Cluster:
-    reason = why_unavailable("nft")
-    if not reason and shutil.which("etcd") is None:
-        reason = "etcd is not installed"
-    if reason:
-        pytest.skip(reason)
+    skip_unless_possible()
     return Cluster(netns, tmp_path)
 
 

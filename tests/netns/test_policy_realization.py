@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -12,8 +11,16 @@ import pytest
 from libcalico.model import Rule
 from tests.support import calc
 from tests.support.felix import basics, workload
-from tests.support.felix_node import ETCD, ROOT, A, B, FelixNode
-from tests.support.netns import NamespaceSet, eventually, why_unavailable
+from tests.support.felix_node import (
+    ETCD,
+    IPTABLES,
+    ROOT,
+    A,
+    B,
+    FelixNode,
+    skip_unless_possible,
+)
+from tests.support.netns import NamespaceSet, eventually
 
 DENY = calc.np("no", selector="app == 'b'", ingress=(Rule(action="Deny"),), types=("Ingress",))
 NOBODYS = calc.gnp("of-nobody", selector="app == 'nobody'")
@@ -24,17 +31,12 @@ FROM_SET = calc.np(
     types=("Ingress",),
 )
 FRIENDS = calc.netset("friends", "198.51.100.0/24", labels={"friend": "yes"})
-IPTABLES = {"FELIX_NFTABLESMODE": "Disabled", "FELIX_IPTABLESBACKEND": "nft"}
 QUICK_LEASE = {"FELIX_REPORTINGINTERVALSECS": "1", "FELIX_REPORTINGTTLSECS": "3"}
 
 
 @pytest.fixture
 def node(netns: NamespaceSet, tmp_path: Path) -> FelixNode:
-    reason = why_unavailable("nft")
-    if not reason and shutil.which("etcd") is None:
-        reason = "etcd is not installed"
-    if reason:
-        pytest.skip(reason)
+    skip_unless_possible()
     made = FelixNode(netns, tmp_path)
     made.store(*basics(), workload("a", *A), workload("b", *B, labels={"app": "b"}))
     return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -13,14 +12,18 @@ import pytest
 from tests.support import calc
 from tests.support.calc import rule
 from tests.support.felix import NODE, basics, workload
-from tests.support.felix_node import A, B, FelixNode
+from tests.support.felix_node import (
+    A,
+    B,
+    FelixNode,
+    skip_unless_possible,
+)
 from tests.support.netns import (
     Namespace,
     NamespaceSet,
     add_addresses,
     connect,
     eventually,
-    why_unavailable,
 )
 
 V4, V6 = "10.65.0.2", "fd00:65::2"
@@ -52,10 +55,7 @@ HOST_TIGHT = calc.gnp(
 
 @pytest.fixture
 def node(netns: NamespaceSet, tmp_path: Path) -> FelixNode:
-    reason = why_unavailable("nft")
-    missing = [tool for tool in ("etcd", "conntrack") if shutil.which(tool) is None]
-    if reason or missing:
-        pytest.skip(reason or f"not installed: {' '.join(missing)}")
+    skip_unless_possible("conntrack")
     made = FelixNode(netns, tmp_path)
     made.store(*basics(), workload("a", *A), workload("b", *B, labels={"app": "b"}))
     return made

@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from libcalico.model.codec import encode
 from libcalico.model.keys import path_of
 from tests.support.calc import Object
 from tests.support.felix import NODE
-from tests.support.netns import NamespaceSet, add_uplink, can_ping, eventually, wire_workload
+from tests.support.netns import (
+    NamespaceSet,
+    add_uplink,
+    can_ping,
+    eventually,
+    why_unavailable,
+    wire_workload,
+)
 
 A, B = ("10.65.0.1/32", "fd00:65::1/128"), ("10.65.0.2/32", "fd00:65::2/128")
 ETCD = "http://127.0.0.1:2379"
 ETCD_TOO = "http://127.0.0.2:2379"  # the same member, for those who are to lose their way to it
 ROOT = Path(__file__).parents[2]
 START_S = 30.0  # a busy machine imports Python modules slowly
+# Felix with iptables for its dataplane.
+IPTABLES = {"FELIX_NFTABLESMODE": "Disabled", "FELIX_IPTABLESBACKEND": "nft"}
+
+
+def skip_unless_possible(*tools: str) -> None:
+    """What a FelixNode needs, and the tools that a test runs besides."""
+    missing = [tool for tool in ("etcd", *tools) if shutil.which(tool) is None]
+    reason = why_unavailable("veth", "nft")
+    if reason or missing:
+        pytest.skip(reason or f"not installed: {' '.join(missing)}")
 
 
 class FelixNode:
