@@ -47,6 +47,7 @@ from libcalico.model import (
 )
 from libcalico.model.keys import key_of
 from libcalico.syncer.api import SyncStatus, Update
+from tests.bench.collector import settle
 
 NAMES = ("calc-f1", "calc-f1-updates", "calc-f3", "calc-f6")
 RUNS = 3
@@ -238,7 +239,7 @@ def measure(name: str) -> dict[str, Any]:
         return _measure_updates()
     workload = {"calc-f1": f1, "calc-f3": f3, "calc-f6": f6}[name]
     updates = [_update(item) for item in workload()]
-    _settle_collector()
+    settle()
     graph = CalcGraph("here")
     started = time.perf_counter()
     intents = _load(graph, updates)
@@ -255,7 +256,7 @@ def measure(name: str) -> dict[str, Any]:
 
 def _measure_updates() -> dict[str, Any]:
     updates = [_update(item) for item in f1()]
-    _settle_collector()
+    settle()
     graph = CalcGraph("here")
     _load(graph, updates)
     gc.freeze()
@@ -284,12 +285,6 @@ def _measure_updates() -> dict[str, Any]:
         "max_ms": latencies_ms[-1],
         "decode_ms": _decode_seconds(updates[:SAMPLE]) / SAMPLE * 1000,
     }
-
-
-def _settle_collector() -> None:
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(200_000, 50, 1000)
 
 
 def _load(graph: CalcGraph, updates: list[Update]) -> list[Intent]:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ COUNT = 100_000
 RUNS = 3
 PREFIX = prefix_of("WorkloadEndpoint")
 HERE = Path(__file__)
+Get = Callable[[Any], Awaitable[Any]]  # KVStub.Range
 
 
 def run() -> list[dict[str, Any]]:
@@ -185,18 +187,24 @@ async def _raw(endpoint: str) -> dict[str, float]:
     async with grpc.aio.insecure_channel(endpoint.removeprefix("http://"), options) as channel:
         get = rpc_pb2_grpc.KVStub(channel).Range
         await get(rpc_pb2.RangeRequest(key=b"/warm"))
-        first, end = prefix_range(PREFIX)
         gc.collect()
         before, began = _resident_mib(), time.perf_counter()
-        count, revision, more = 0, 0, True
-        while more:
-            page = await get(
-                rpc_pb2.RangeRequest(key=first, range_end=end, limit=5_000, revision=revision)
-            )
-            count, more, revision = count + len(page.kvs), page.more, page.header.revision
-            first = page.kvs[-1].key + b"\0"
+        count = await count_by_pages(get, PREFIX)
         seconds, grown = time.perf_counter() - began, _resident_mib() - before
     return {"seconds": seconds, "grown_mib": grown, "count": count}
+
+
+async def count_by_pages(get: Get, prefix: str) -> int:
+    """The bare listing of one revision: pages of 5,000 asked for, counted and dropped."""
+    first, end = prefix_range(prefix)
+    count, revision, more = 0, 0, True
+    while more:
+        page = await get(
+            rpc_pb2.RangeRequest(key=first, range_end=end, limit=5_000, revision=revision)
+        )
+        count, more, revision = count + len(page.kvs), page.more, page.header.revision
+        first = page.kvs[-1].key + b"\0"
+    return count
 
 
 def _resident_mib() -> float:

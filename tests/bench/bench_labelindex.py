@@ -21,6 +21,7 @@ from libcalico.compute.labelindex import LabelIndex
 from libcalico.compute.linear import LinearIndex
 from libcalico.selector import Selector
 from libcalico.selector.parser import parse
+from tests.bench.collector import settled
 
 NAMES = {"labelindex-build", "labelindex-update"}
 
@@ -44,15 +45,8 @@ class Cluster:
 
 def run() -> list[dict[str, Any]]:
     world = cluster()
-    # As felix starts: few collections while the cluster is read, none of what stays (felix.daemon).
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(200_000, 50, 1000)
-    try:
+    with settled():
         return _measured(world)
-    finally:
-        gc.set_threshold(700, 10, 10)
-        gc.unfreeze()
 
 
 def _measured(world: Cluster) -> list[dict[str, Any]]:

@@ -17,7 +17,6 @@ Both sides work in namespaces of their own, in turns.
 from __future__ import annotations
 
 import asyncio
-import gc
 import statistics
 import tempfile
 import time
@@ -46,6 +45,7 @@ from felix.rules.chain import Chain
 from felix.rules.names import policy_chain
 from felix.rules.render_nft import Ruleset, rule_text, script
 from felix.rules.settings import RuleSettings
+from tests.bench.collector import settled
 from tests.support.netns import Namespace, NamespaceSet
 from tests.support.nft import Node, allow_all_profile, policy_key, tier, workload
 
@@ -58,15 +58,8 @@ RATIO_LIMIT, CHANGE_LIMIT_MS, UNFOLDED_LIMIT = 1.0, 3.0, 1.5
 
 
 def run(only: set[str]) -> list[dict[str, Any]]:
-    # As felix runs: few collections, none of what stays (felix.daemon).
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(200_000, 50, 1000)
-    try:
+    with settled():
         return _measured(only or set(NAMES))
-    finally:
-        gc.set_threshold(700, 10, 10)
-        gc.unfreeze()
 
 
 def _measured(wanted: set[str]) -> list[dict[str, Any]]:

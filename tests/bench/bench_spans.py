@@ -16,7 +16,6 @@ queries, the selector of every policy on the endpoint, for a sample.
 
 from __future__ import annotations
 
-import gc
 import json
 import random
 import resource
@@ -43,6 +42,7 @@ from libcalico.model import (
 )
 from libcalico.model.keys import ResourceKey, key_of, path_of
 from libcalico.selector import parse
+from tests.bench.collector import settle
 from typha.spans import SpanIndex
 
 NAMES = ("spans-a1", "spans-bytes", "spans-a3", "spans-a7", "spans-a5")
@@ -225,9 +225,7 @@ EXPECTED = {
 
 def measure(cluster: str) -> dict[str, Any]:
     objects = CLUSTERS[cluster]()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(200_000, 50, 1000)
+    settle()
     started = time.perf_counter()
     spans = ClusterSpans()
     spans.load(objects)

@@ -38,7 +38,7 @@ from libcalico.datastore.etcd_keys import prefix_range
 from libcalico.datastore.etcd_link import EtcdConfig
 from libcalico.model.keys import prefix_of
 from libcalico.testing.etcd import EtcdCluster, EtcdOptions
-from tests.bench.bench_endpoints_list import endpoint_as_written, memory_or_tmp
+from tests.bench.bench_endpoints_list import count_by_pages, endpoint_as_written, memory_or_tmp
 
 SNAPSHOT, FANOUT = "typha-snapshot", "typha-fanout-1000"
 NAMES = (SNAPSHOT, FANOUT)
@@ -190,14 +190,7 @@ async def _list_one(endpoint: str) -> None:
     options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(endpoint.removeprefix("http://"), options) as channel:
         get = rpc_pb2_grpc.KVStub(channel).Range
-        first, end = prefix_range(PREFIX)
-        count, revision, more = 0, 0, True
-        while more:
-            page = await get(
-                rpc_pb2.RangeRequest(key=first, range_end=end, limit=5_000, revision=revision)
-            )
-            count, more, revision = count + len(page.kvs), page.more, page.header.revision
-            first = page.kvs[-1].key + b"\0"
+        count = await count_by_pages(get, PREFIX)
         if count != ENDPOINTS:
             raise RuntimeError(f"listed {count}")
 
