@@ -9,7 +9,7 @@ Layer: felix.dataplane. Used by the daemon, as nft_wiring is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from felix.dataplane.host_rules_mgr import HostRulesManager
 from felix.dataplane.ipt_plan import TableState
@@ -44,7 +44,7 @@ def iptables_dataplane(
     clock: Clock = SYSTEM,
 ) -> IptablesDataplane:
     table = IptablesTable(port, HookSettings.of(settings), options, clock=clock)
-    managers = nft_managers(table.wanted, replace(settings, guards_maps=False))
+    managers = nft_managers(table.wanted, settings)
     return IptablesDataplane(table, managers, managers.policies, managers.host)
 
 

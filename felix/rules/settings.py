@@ -172,8 +172,8 @@ class RuleSettings:
             excluded_interfaces=config.interface_exclude,
             marks=Marks.of(mask),
             counts=config.policy_rule_counters == "Enabled",
-            # A folded rule would count for all that it stands for.
             guards_maps=not iptables.is_in_use,
+            # A folded rule would count for all that it stands for.
             folds=not iptables.is_in_use and config.policy_rule_counters != "Enabled",
             iptables=iptables,
         )

@@ -74,7 +74,7 @@ class IptRig(packets.Rig):
         return IptNode(self.runner, settings, variant=self.variant)
 
     async def configure(self, settings: RuleSettings) -> None:
-        self.node = self.fresh(replace(settings, folds=False))
+        self.node = self.fresh(replace(settings, folds=False, guards_maps=False))
         await self.enforce()
 
     def rules(self, chain: str, *, table: str = "filter") -> list[str]:

@@ -23,7 +23,7 @@ from felix.rules.settings import RuleSettings
 from libcalico.testing.clock import FakeClock
 from libcalico.testing.fakeiptables import FakeIptables
 
-SETTINGS = RuleSettings(folds=False)
+SETTINGS = RuleSettings(folds=False, guards_maps=False)
 
 
 class InlineWorker(KernelWorker):

@@ -98,6 +98,8 @@ def test_with_iptables_its_own_parameters_count():
     assert made.deny_action is DenyAction.REJECT
     assert (made.marks.allowed, made.marks.owed) == (1, 2)
     assert not made.folds
+    assert not made.guards_maps
     assert made.iptables == IptablesSettings(True, 0xFF, filter_accepts=False)
     assert settings_of().folds
+    assert settings_of().guards_maps
     assert not settings_of().iptables.is_in_use
