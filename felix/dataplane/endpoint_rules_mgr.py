@@ -34,7 +34,7 @@ from felix.rules.dispatch import (
     source_net_elements,
 )
 from felix.rules.endpoints import Governance, endpoint_verdict
-from felix.rules.sets import MapValue, address_bytes, family_of
+from felix.rules.sets import MapValue, SetSpec, address_bytes, family_of
 from felix.rules.settings import RuleSettings
 from libcalico.model.keys import ResourceKey
 
@@ -56,7 +56,8 @@ class EndpointRulesManager:
         self._dirty_interfaces: set[str] = set()
         self._held: dict[str, WorkloadEndpointUpdate] = {}
         self._governances_of: dict[str, tuple[str, ...]] = {}
-        self._floating: dict[str, str] = {}
+        self._floating: dict[str, str] = {}  # external to internal
+        self._hairpins: dict[str, str] = {}  # internal to external
         self._qos = QosRules(wanted, settings)
 
     def on_intent(self, intent: Intent) -> None:
@@ -158,30 +159,30 @@ class EndpointRulesManager:
     # ------------------------------------------------------------------------ floating addresses
 
     def _settle_floating(self) -> None:
-        """One external address leads to one workload: of several claims the first key wins."""
-        wanted: dict[str, str] = {}
+        """One external address leads to one workload: of several claims the first key wins.
+        A workload that reaches itself gets the external one that sorts first, as in Calico."""
+        floating: dict[str, str] = {}
         for endpoint in sorted(self._held.values(), key=lambda held: _sort_key(held.key)):
             for mapping in endpoint.nats:
-                wanted.setdefault(mapping.external_ip, mapping.internal_ip)
-        for external in self._floating.keys() | wanted.keys():
-            if self._floating.get(external) != wanted.get(external):
-                self._translate(external, self._floating.get(external), wanted.get(external))
-        self._floating = wanted
+                floating.setdefault(mapping.external_ip, mapping.internal_ip)
+        # By internal address: when its external one changes, or one of two goes, the entry stays.
+        hairpins = {floating[external]: external for external in sorted(floating, reverse=True)}
+        for external in _changed(self._floating, floating):
+            self._want_translation(nat.FLOATING, external, floating.get(external))
+        for internal in _changed(self._hairpins, hairpins):
+            self._want_translation(nat.HAIRPINS, internal, hairpins.get(internal))
+        for internal in self._hairpins.keys() ^ hairpins.keys():
+            self._want_pair(address_bytes(internal), family_of(internal), internal in hairpins)
+        self._floating, self._hairpins = floating, hairpins
 
-    def _translate(self, external: str, before: str | None, after: str | None) -> None:
-        version = family_of(external)
-        outside = address_bytes(external)
-        inside = None if after is None else address_bytes(after)
-        value = None if inside is None else MapValue(data=inside)
-        self._wanted.want_entry(nat.FLOATING[version].name, outside, value)
-        pairs = nat.HAIRPIN_PAIRS[version].name
-        if before is not None:
-            old = address_bytes(before)
-            self._wanted.want_entry(nat.HAIRPINS[version].name, old, None)
-            self._wanted.change_members(pairs, set(), {old + old})
-        if inside is not None:
-            self._wanted.want_entry(nat.HAIRPINS[version].name, inside, MapValue(data=outside))
-            self._wanted.change_members(pairs, {inside + inside}, set())
+    def _want_translation(self, maps: dict[int, SetSpec], address: str, to: str | None) -> None:
+        value = None if to is None else MapValue(data=address_bytes(to))
+        self._wanted.want_entry(maps[family_of(address)].name, address_bytes(address), value)
+
+    def _want_pair(self, inside: bytes, version: int, is_wanted: bool) -> None:
+        pair = {inside + inside}
+        added, removed = (pair, set()) if is_wanted else (set(), pair)
+        self._wanted.change_members(nat.HAIRPIN_PAIRS[version].name, added, removed)
 
     def dump(self) -> dict[str, object]:
         return {
@@ -194,6 +195,11 @@ class EndpointRulesManager:
             "qos": self._qos.dump(),
             "endpoint_chains": self._chains.dump(),
         }
+
+
+def _changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    """The keys whose values differ, or that only one of them has."""
+    return {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
 
 
 def _sources(endpoint: WorkloadEndpointUpdate) -> tuple[tuple[str, ...], ...]:

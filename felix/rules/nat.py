@@ -7,7 +7,8 @@ under the node's address. Pools change rarely and are sets, so no rule depends o
 
 Floating (ipNATs, when FloatingIPs is Enabled): connections to the external address are sent to the
 internal one, from outside (prerouting) and from the host itself (output); a workload that reaches
-itself by its external address would see its own source, so that case gets the external one.
+itself by its external address would see its own source, so that case gets the external one (of
+several, the one that sorts first).
 
 Source: Calico felix/rules/nat.go, dataplane/linux/masq_mgr.go, floating_ip_mgr.go.
 """

@@ -161,6 +161,23 @@ async def test_a_floating_address_is_held_by_one_workload():
     assert node.fake.effects == []
 
 
+FLOATING = tuple(NatMapping("10.65.0.2", f"203.0.113.{n}") for n in (5, 6, 7))
+
+
+@pytest.mark.parametrize("before", list(permutations(FLOATING, 2)))
+@pytest.mark.parametrize("after", [(one,) for one in FLOATING] + list(permutations(FLOATING, 2)))
+async def test_a_workload_reaches_itself_under_the_first_of_its_addresses_now(before, after):
+    """Its entry is of the internal address, which stays while external ones come and go."""
+    node = FakeNode(RuleSettings(translates_floating_ips=True))
+    for mappings in (before, after):
+        await node.push(allow_all_profile(), replace(A, nats=mappings))
+        node.fake.forward(Packet("10.65.0.2", "10.65.0.2"), "cali1", "cali1")
+        assert node.fake.effects == [f"snat {min(item.external_ip for item in mappings)}"]
+    await node.push(A)
+    node.fake.forward(Packet("10.65.0.2", "10.65.0.2"), "cali1", "cali1")
+    assert node.fake.effects == []
+
+
 def test_a_dump_names_contested_interfaces():
     node = FakeNode()
     node.tell(A, replace(B, interface="cali1"))
