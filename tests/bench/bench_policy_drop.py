@@ -138,19 +138,21 @@ class _Bench:
     def _once(
         self, chosen: random.Random, forbid: Callable[[], None], allow: Callable[[], None]
     ) -> float:
-        """Milliseconds from the beginning of `forbid` to the first probe that did not arrive."""
+        """Milliseconds from the beginning of `forbid` to the first probe after the last that came:
+        one that is lost by chance while others still pass ends nothing."""
         time.sleep(_HELD_S + chosen.uniform(0.0, 0.02))
         began = time.monotonic()
         forbid()
         time.sleep(_HELD_S)
-        came, sent = self._numbers(self._came), self._numbers(self._sent)
+        sent, came = self._numbers(self._sent), self._numbers(self._came)
         deadline = began + _WITHIN_S
         while max(came) >= max(sent) - 20:  # still passing
             if time.monotonic() > deadline:
                 raise RuntimeError("the policy did not stop the probes")
             time.sleep(_HELD_S)
-            came, sent = self._numbers(self._came), self._numbers(self._sent)
-        lost = min(at for number, at in sent.items() if at > began and number not in came)
+            sent, came = self._numbers(self._sent), self._numbers(self._came)
+        last = max(came)
+        lost = min(at for number, at in sent.items() if at > began and number > last)
         allow()
         self._await_passing()
         return (lost - began) * 1000
