@@ -25,9 +25,10 @@ from calicoctl.explain import BadQuestion, End, packet_between, versions_of
 from calicoctl.questions import traffic_for
 from calicoctl.tables import Tables
 from felix.dataplane.intent_book import IntentBook, Owner, addresses_of, owners_of, tightening_uses
-from felix.intent import CompiledRule, PolicyUpdate, ProfileUpdate, WorkloadEndpointUpdate
+from felix.intent import PolicyUpdate, ProfileUpdate, WorkloadEndpointUpdate
 from felix.rules import verdict
 from libcalico import net
+from libcalico.compute.rules import CompiledRule
 from libcalico.model import (
     GlobalNetworkPolicy,
     NetworkPolicy,

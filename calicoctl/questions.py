@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from felix.intent import CompiledRule, EntityMatch, PortRange
+from libcalico.compute.rules import CompiledRule, EntityMatch, PortRange
 from libcalico.policy.packet import ICMP, ICMPV6, SCTP, TCP, UDP
 
 _WITH_PORTS = {TCP: "tcp", UDP: "udp", SCTP: "sctp"}

@@ -1,8 +1,8 @@
 """Objects of a cluster -> typha's span engine: which policies apply to an endpoint, and where.
 
 Layer: pure. Used by calicoctl.commands.typha and the spans benchmarks. Whom a policy selects and
-which address sets its rules name is what felix compiles (felix.calc), so an answer here is what
-the nodes do.
+which address sets its rules name is compiled as every felix does it (libcalico.compute), so an
+answer here is what the nodes do.
 
   Z1  an object that felix refuses (validation, a selector in a rule) counts as absent; `problems`
       says why;
@@ -18,9 +18,9 @@ import json
 from collections.abc import Iterable
 
 from calicoctl.output import table
-from felix.calc import endpoints, policies
-from felix.calc.endpoints import Contribution
-from felix.calc.rule_compiler import SetDefinition, SetsById, compile_rules
+from libcalico.compute import contributions, policies
+from libcalico.compute.contributions import Contribution
+from libcalico.compute.rule_compiler import SetDefinition, SetsById, compile_rules
 from libcalico.errors import InvalidInput
 from libcalico.model import (
     GlobalNetworkPolicy,
@@ -75,14 +75,14 @@ class ClusterSpans:
     def _take(self, key: ResourceKey, resource: Resource) -> None:
         match resource:
             case WorkloadEndpoint():
-                item = endpoints.of_workload(key.namespace, resource)
+                item = contributions.of_workload(key.namespace, resource)
                 self._put(key, item, resource.spec.node)
             case HostEndpoint():
-                self._put(key, endpoints.of_host_endpoint(resource), resource.spec.node)
+                self._put(key, contributions.of_host_endpoint(resource), resource.spec.node)
             case NetworkSet():
-                self._put(key, endpoints.of_network_set(resource, key.namespace), "")
+                self._put(key, contributions.of_network_set(resource, key.namespace), "")
             case GlobalNetworkSet():
-                self._put(key, endpoints.of_global_network_set(resource), "")
+                self._put(key, contributions.of_global_network_set(resource), "")
             case Profile():
                 self.index.update_parent(key.name, resource.spec.labels_to_apply)
             case _:

@@ -26,8 +26,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from felix.calc.policies import Policy
 from libcalico.compute.labelindex import LabelIndex
+from libcalico.compute.policies import Policy
 from libcalico.model.keys import ResourceKey
 from libcalico.model.meta import NAMESPACE_LABEL
 

@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
-from felix.calc.endpoints import Contribution
-from felix.calc.rule_compiler import AnyDefinition, ServiceDefinition
 from felix.calc.services import ServiceIndex
-from felix.intent import SetDelta, SetKind, SetUpdate
+from felix.intent import SetDelta, SetUpdate
+from libcalico.compute.contributions import Contribution
 from libcalico.compute.members import MemberIndex
+from libcalico.compute.rule_compiler import AnyDefinition, ServiceDefinition
+from libcalico.compute.rules import SetKind
 from libcalico.model.keys import ResourceKey
 from libcalico.model.kubernetes import KubernetesEndpointSlice
 

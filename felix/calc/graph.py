@@ -45,26 +45,21 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
-from felix.calc import endpoints, policies
+from felix.calc import endpoints
 from felix.calc.active_rules import ActiveRules
 from felix.calc.address_sets import AddressSets
 from felix.calc.dispatcher import Dispatcher
-from felix.calc.endpoints import Contribution, LocalEndpoint
+from felix.calc.endpoints import LocalEndpoint
 from felix.calc.overlay import EndpointOverlay
-from felix.calc.policies import Policy
 from felix.calc.policy_resolver import PolicyResolver
 from felix.calc.pools_hosts import Pools, host_update
-from felix.calc.rule_compiler import SetsById, check_rules, compile_rules, needs_layer_7
 from felix.calc.sequencer import Sequencer, subject
-from felix.calc.validation_filter import ValidationFilter, Validator
-from felix.intent import (
-    Action,
-    CompiledRule,
-    InSync,
-    Intent,
-    PolicyUpdate,
-    ProfileUpdate,
-)
+from felix.intent import InSync, Intent, PolicyUpdate, ProfileUpdate
+from libcalico.compute import contributions, policies
+from libcalico.compute.contributions import Contribution
+from libcalico.compute.policies import Policy
+from libcalico.compute.rule_compiler import SetsById, check_rules, compile_rules, needs_layer_7
+from libcalico.compute.rules import Action, CompiledRule
 from libcalico.model import (
     GlobalNetworkPolicy,
     GlobalNetworkSet,
@@ -86,6 +81,7 @@ from libcalico.model.defaults import default_allow_profile
 from libcalico.model.keys import Key, ResourceKey
 from libcalico.model.kubernetes import KubernetesEndpointSlice
 from libcalico.syncer.api import SyncStatus, Update
+from libcalico.syncer.validation_filter import ValidationFilter, Validator
 
 # One line per intent handed out; the oldest fall out.
 STORY_LENGTH = 2000
@@ -279,7 +275,7 @@ class CalcGraph:
 
     def _on_workload(self, key: ResourceKey, value: object | None, revision: int) -> None:
         endpoint = cast("WorkloadEndpoint | None", value)
-        item = None if endpoint is None else endpoints.of_workload(key.namespace, endpoint)
+        item = None if endpoint is None else contributions.of_workload(key.namespace, endpoint)
         local: LocalEndpoint | None = None
         if endpoint is not None and item is not None and endpoint.spec.node == self._node:
             local = endpoints.local_workload(key, endpoint)
@@ -287,7 +283,7 @@ class CalcGraph:
 
     def _on_host_endpoint(self, key: ResourceKey, value: object | None, revision: int) -> None:
         endpoint = cast("HostEndpoint | None", value)
-        item = None if endpoint is None else endpoints.of_host_endpoint(endpoint)
+        item = None if endpoint is None else contributions.of_host_endpoint(endpoint)
         local: LocalEndpoint | None = None
         if endpoint is not None and endpoint.spec.node == self._node:
             local = endpoints.local_host(key, endpoint)
@@ -305,12 +301,12 @@ class CalcGraph:
 
     def _on_network_set(self, key: ResourceKey, value: object | None, revision: int) -> None:
         networks = cast("NetworkSet | None", value)
-        item = None if networks is None else endpoints.of_network_set(networks, key.namespace)
+        item = None if networks is None else contributions.of_network_set(networks, key.namespace)
         self._sets.update_item(key, item)
 
     def _on_global_network_set(self, key: ResourceKey, value: object | None, revision: int) -> None:
         networks = cast("GlobalNetworkSet | None", value)
-        item = None if networks is None else endpoints.of_global_network_set(networks)
+        item = None if networks is None else contributions.of_global_network_set(networks)
         self._sets.update_item(key, item)
 
     def _on_policy(self, key: ResourceKey, value: object | None, revision: int) -> None:

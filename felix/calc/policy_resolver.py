@@ -24,8 +24,8 @@ from dataclasses import dataclass
 
 from felix.calc.active_rules import ActiveRules
 from felix.calc.endpoints import ANY_INTERFACE, LocalEndpoint, LocalHost, LocalWorkload
-from felix.calc.policies import Policy, Stage
 from felix.intent import HostEndpointUpdate, TierPolicies, WorkloadEndpointUpdate
+from libcalico.compute.policies import Policy, Stage
 from libcalico.model import Tier
 from libcalico.model.keys import ResourceKey
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from felix.calc.endpoints import cidr
-from felix.intent import SetKind
+from libcalico.compute.contributions import cidr
 from libcalico.compute.members import SetDelta
+from libcalico.compute.rules import SetKind
 from libcalico.model.keys import ResourceKey
 from libcalico.model.kubernetes import KubernetesEndpointSlice
 

@@ -19,8 +19,6 @@ from ipaddress import ip_network
 from typing import TypeVar
 
 from felix.intent import (
-    Action,
-    CompiledRule,
     HostEndpointUpdate,
     Intent,
     PolicyRemove,
@@ -34,6 +32,7 @@ from felix.intent import (
     WorkloadEndpointUpdate,
 )
 from libcalico import net
+from libcalico.compute.rules import Action, CompiledRule
 from libcalico.model.keys import ResourceKey
 
 # A policy or a profile: what holds rules.

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from felix.dataplane.nft_wanted import WantedRuleset
-from felix.intent import Intent, SetDelta, SetKind, SetRemove, SetUpdate
+from felix.intent import Intent, SetDelta, SetRemove, SetUpdate
 from felix.rules.names import address_set
 from felix.rules.sets import (
     FlatNets,
@@ -29,6 +29,7 @@ from felix.rules.sets import (
     parse_net,
     parse_nets,
 )
+from libcalico.compute.rules import SetKind
 from libcalico.errors import ValidationError
 from libcalico.runtime import log
 

@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
-from felix.intent import Action, CompiledRule, EntityMatch
 from felix.rules.chain import (
     DADDR,
     INET_SERVICE,
@@ -43,6 +42,7 @@ from felix.rules.chain import (
 )
 from felix.rules.match import merge_ranges, variants
 from felix.rules.sets import BITS, family_of, parse_net
+from libcalico.compute.rules import Action, CompiledRule, EntityMatch
 
 FOLD_MIN_RULES = 4
 _MAX_COMBINATIONS_PER_RULE = 256

@@ -48,7 +48,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from felix.intent import HostEndpointUpdate, PortRange, TierPolicies
+from felix.intent import HostEndpointUpdate, TierPolicies
 from felix.rules.chain import (
     ACCEPT,
     DADDR,
@@ -86,6 +86,7 @@ from felix.rules.static import (
     conntrack_rules,
     icmpv6,
 )
+from libcalico.compute.rules import PortRange
 
 # Between connection tracking (-200) and the translation of destinations (-100) or sources (100).
 PRIORITY_MANGLE = -150

@@ -22,7 +22,6 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from felix.intent import CompiledRule, EntityMatch, PortRange
 from felix.rules.chain import (
     DADDR,
     ICMP_CODE,
@@ -44,6 +43,7 @@ from felix.rules.chain import (
 )
 from felix.rules.names import address_set
 from felix.rules.sets import BITS, family_of, outermost, parse_net
+from libcalico.compute.rules import CompiledRule, EntityMatch, PortRange
 
 ICMP_PROTOCOL = {4: 1, 6: 58}
 # The protocols whose header starts with two ports (validated: 4.4).

@@ -35,7 +35,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from felix.intent import Action, CompiledRule, PolicyUpdate, ProfileUpdate, TierPolicies
+from felix.intent import PolicyUpdate, ProfileUpdate, TierPolicies
 from felix.rules.chain import (
     ACCEPT,
     DROP,
@@ -55,6 +55,7 @@ from felix.rules.fold import Group, fold
 from felix.rules.match import variants
 from felix.rules.names import policy_chain, profile_chain, tier_chain
 from felix.rules.settings import DenyAction, RuleSettings
+from libcalico.compute.rules import Action, CompiledRule
 from libcalico.model.keys import ResourceKey
 
 IN, OUT, LATE = ALL_DIRECTIONS = "in", "out", "late"

@@ -19,18 +19,14 @@ from ipaddress import ip_network
 from typing import Protocol
 
 from felix.intent import (
-    Action,
-    CompiledRule,
-    EntityMatch,
     HostEndpointUpdate,
-    IcmpMatch,
     PolicyUpdate,
-    PortRange,
     ProfileUpdate,
     TierPolicies,
     WorkloadEndpointUpdate,
 )
 from libcalico import net
+from libcalico.compute.rules import Action, CompiledRule, EntityMatch, IcmpMatch, PortRange
 from libcalico.model.keys import ResourceKey
 from libcalico.policy.evaluate import Outcome, Reason, Stage, Step, Verdict
 from libcalico.policy.packet import ICMP, ICMPV6, Direction, Packet

@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 
 from felix.calc.sequencer import subject
 from felix.intent import (
-    CompiledRule,
-    EntityMatch,
     HostEndpointRemove,
     HostEndpointUpdate,
     HostRemove,
@@ -34,7 +32,6 @@ from felix.intent import (
     ProfileRemove,
     ProfileUpdate,
     SetDelta,
-    SetKind,
     SetRemove,
     SetUpdate,
     TierPolicies,
@@ -42,6 +39,7 @@ from felix.intent import (
     WorkloadEndpointUpdate,
 )
 from libcalico import net
+from libcalico.compute.rules import CompiledRule, EntityMatch, SetKind
 from libcalico.model.keys import ResourceKey
 
 EndpointUpdate = WorkloadEndpointUpdate | HostEndpointUpdate

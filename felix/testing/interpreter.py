@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from ipaddress import ip_network
 
-from felix.intent import CompiledRule, PolicyUpdate, ProfileUpdate
+from felix.intent import PolicyUpdate, ProfileUpdate
 from felix.rules import verdict
 from felix.testing.dataplane import Contents
 from libcalico import net
+from libcalico.compute.rules import CompiledRule
 from libcalico.model.keys import ResourceKey
 from libcalico.policy.evaluate import Outcome, Stage, Verdict
 from libcalico.policy.packet import Direction, Packet

@@ -1,6 +1,6 @@
 """The pure cluster-wide engine: labels and selectors in, matches and set members out.
 
-Layer: pure (no I/O, no clock, no logging); imports libcalico.selector only.
+Layer: pure (no I/O, no clock, no logging); imports libcalico.model and libcalico.selector.
 Users: felix.calc (which policies touch a local endpoint; what is in an ip set), typha's spans.
 
 The shape is "state in, deltas out": the `update_*` and `delete_*` calls only remember, `flush()`
@@ -37,6 +37,12 @@ depends on the state only, never on the order of the calls. So load everything, 
         PortMatch(name, protocol)                what a named-port set looks for
         addresses are canonical CIDR text, protocols lower case; members of a set with a port are
         "10.0.0.1,tcp,8080", of any other set the addresses as given
+
+    What stored objects mean to it, the same for every node and for typha:
+    contributions.py   what an endpoint or network set contributes (labels, addresses, ports)
+    policies.py        the five kinds of policy in one shape
+    rule_compiler.py   rules -> compiled rules, and the sets they name by id
+    rules.py           compiled rules
 
     linear.py      LinearIndex: the same calls as LabelIndex, slow and obvious; the tests' oracle
 """

@@ -30,19 +30,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from felix.intent import (
-    Action,
-    CompiledRule,
-    EntityMatch,
-    Intent,
-    PolicyUpdate,
-    PortRange,
-    SetDelta,
-    SetKind,
-    SetUpdate,
-)
+from felix.intent import Intent, PolicyUpdate, SetDelta, SetUpdate
 from felix.kernel.nft import NftKernel
 from libcalico import net
+from libcalico.compute.rules import Action, CompiledRule, EntityMatch, PortRange, SetKind
 from libcalico.netlink import Neighbour, device_route, replace_route, set_neighbour
 from libcalico.policy.packet import UDP, Packet
 from tests.support.injection import mac_of, wire

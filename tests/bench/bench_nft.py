@@ -26,18 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from felix.dataplane.nft_port import ClearChain, WriteRules
-from felix.intent import (
-    Action,
-    CompiledRule,
-    EntityMatch,
-    Intent,
-    PolicyUpdate,
-    PortRange,
-    SetDelta,
-    SetKind,
-    SetRemove,
-    SetUpdate,
-)
+from felix.intent import Intent, PolicyUpdate, SetDelta, SetRemove, SetUpdate
 from felix.kernel.nfnetlink import NfnetlinkSocket, SocketTransport
 from felix.kernel.nft import NftKernel
 from felix.kernel.nft_codec import NFPROTO_INET, BatchEncoder
@@ -45,6 +34,7 @@ from felix.rules.chain import Chain
 from felix.rules.names import policy_chain
 from felix.rules.render_nft import Ruleset, rule_text, script
 from felix.rules.settings import RuleSettings
+from libcalico.compute.rules import Action, CompiledRule, EntityMatch, PortRange, SetKind
 from tests.bench.collector import settled
 from tests.support.netns import Namespace, NamespaceSet
 from tests.support.nft import Node, allow_all_profile, policy_key, tier, workload

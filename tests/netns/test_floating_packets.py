@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from felix.intent import EntityMatch, NatMapping, PolicyUpdate, WorkloadEndpointUpdate
+from felix.intent import NatMapping, PolicyUpdate, WorkloadEndpointUpdate
 from felix.kernel.iptables import Variant
 from felix.rules.settings import RuleSettings
+from libcalico.compute.rules import EntityMatch
 from libcalico.netlink import NextHop, Route, replace_route
 from tests.netns import test_nft_packets as packets
 from tests.netns.test_ipt_packets import IptRig

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from felix.intent import EntityMatch, HostEndpointRemove, Intent, PolicyUpdate, PortRange
+from felix.intent import HostEndpointRemove, Intent, PolicyUpdate
 from felix.kernel.nft import NftKernel
 from felix.rules.settings import DenyAction, HostAction, RuleSettings
+from libcalico.compute.rules import EntityMatch, PortRange
 from libcalico.netlink import NextHop, Route, device_route, replace_route
 from tests.support.flow import Flow
 from tests.support.netns import (

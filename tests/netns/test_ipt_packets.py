@@ -17,18 +17,11 @@ from pathlib import Path
 import pytest
 
 from felix.dataplane.leftovers import IpSetLeftover, IptablesLeftover, Leftovers, NftLeftover
-from felix.intent import (
-    DirectionLimits,
-    EntityMatch,
-    NatMapping,
-    QosControls,
-    SetDelta,
-    SetKind,
-    SetUpdate,
-)
+from felix.intent import DirectionLimits, NatMapping, QosControls, SetDelta, SetUpdate
 from felix.kernel.iptables import CommandRunner, IptablesKernel, Variant, detect_variant
 from felix.kernel.nft import NftKernel
 from felix.rules.settings import DenyAction, LogRate, RuleSettings
+from libcalico.compute.rules import EntityMatch, SetKind
 from libcalico.testing.fakeiptables import FakeIptables
 from tests.netns import test_nft_packets as packets
 from tests.support.flow import Flow

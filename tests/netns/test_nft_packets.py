@@ -17,18 +17,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from felix.intent import (
-    Action,
-    EntityMatch,
-    HostUpdate,
-    IcmpMatch,
-    PoolUpdate,
-    SetDelta,
-    SetKind,
-    SetUpdate,
-)
+from felix.intent import HostUpdate, PoolUpdate, SetDelta, SetUpdate
 from felix.kernel.nft import NftKernel
 from felix.rules.settings import DenyAction, HostAction, RuleSettings
+from libcalico.compute.rules import Action, EntityMatch, IcmpMatch, SetKind
 from libcalico.netlink import NextHop, Route, device_route, replace_route
 from tests.support.netns import (
     Namespace,

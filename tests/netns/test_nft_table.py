@@ -9,8 +9,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from felix.intent import EntityMatch, Intent, SetDelta, SetKind, SetUpdate, WorkloadEndpointRemove
+from felix.intent import Intent, SetDelta, SetUpdate, WorkloadEndpointRemove
 from felix.kernel.nft import NftKernel
+from libcalico.compute.rules import EntityMatch, SetKind
 from tests.support.netns import Namespace, NamespaceSet, why_unavailable
 from tests.support.nft import (
     ALLOW,

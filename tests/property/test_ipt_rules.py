@@ -15,8 +15,6 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from felix.intent import (
-    Action,
-    CompiledRule,
     Intent,
     PolicyUpdate,
     ProfileUpdate,
@@ -27,6 +25,7 @@ from felix.intent import (
 from felix.rules.settings import DenyAction, HostAction
 from felix.testing.dataplane import FakeDataplane
 from felix.testing.interpreter import matches
+from libcalico.compute.rules import Action, CompiledRule
 from libcalico.model.keys import ResourceKey
 from libcalico.policy.packet import Direction
 from libcalico.testing.fakenft_vm import Packet

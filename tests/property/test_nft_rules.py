@@ -17,15 +17,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from felix.intent import (
-    Action,
-    CompiledRule,
-    EntityMatch,
-    IcmpMatch,
     Intent,
     PolicyUpdate,
-    PortRange,
     ProfileUpdate,
-    SetKind,
     SetUpdate,
     TierPolicies,
     WorkloadEndpointUpdate,
@@ -33,6 +27,7 @@ from felix.intent import (
 from felix.testing.dataplane import FakeDataplane
 from felix.testing.interpreter import matches, outcome
 from libcalico import net
+from libcalico.compute.rules import Action, CompiledRule, EntityMatch, IcmpMatch, PortRange, SetKind
 from libcalico.model.keys import ResourceKey
 from libcalico.policy import packet as policy
 from libcalico.policy.evaluate import Outcome, evaluate_packet, evaluate_to_host

@@ -16,21 +16,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from felix.dataplane.nft_port import TableImage
 from felix.intent import (
-    Action,
-    CompiledRule,
-    EntityMatch,
     Intent,
     PolicyRemove,
     PolicyUpdate,
     ProfileRemove,
     SetDelta,
-    SetKind,
     SetRemove,
     SetUpdate,
     WorkloadEndpointRemove,
     WorkloadEndpointUpdate,
 )
 from felix.kernel.nft import NftKernel
+from libcalico.compute.rules import Action, CompiledRule, EntityMatch, SetKind
 from libcalico.errors import ProgrammingFailed
 from libcalico.testing.fakenft import FakeNft
 from tests.support import nft

@@ -13,19 +13,16 @@ from dataclasses import replace
 from felix.dataplane.manager import ApplyResult, InterfaceState
 from felix.dataplane.nft_wiring import nft_dataplane
 from felix.intent import (
-    Action,
-    CompiledRule,
-    EntityMatch,
     HostEndpointUpdate,
     Intent,
     PolicyUpdate,
-    PortRange,
     ProfileUpdate,
     TierPolicies,
     WorkloadEndpointUpdate,
 )
 from felix.kernel.nft import NftKernel
 from felix.rules.settings import RuleSettings
+from libcalico.compute.rules import Action, CompiledRule, EntityMatch, PortRange
 from libcalico.model.keys import ResourceKey
 from libcalico.testing.clock import FakeClock
 from libcalico.testing.fakenft import FakeNft

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from calicoctl.questions import traffic_for
-from felix.intent import Action, CompiledRule, EntityMatch, IcmpMatch, PortRange
+from libcalico.compute.rules import Action, CompiledRule, EntityMatch, IcmpMatch, PortRange
 
 MEMBERS = {"n:http": ("10.0.0.1,tcp,8080", "fd00::1,udp,53")}
 

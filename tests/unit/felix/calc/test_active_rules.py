@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from felix.calc import policies
 from felix.calc.active_rules import ActiveRules, Activity
-from felix.calc.policies import Policy
+from libcalico.compute import policies
+from libcalico.compute.policies import Policy
 from libcalico.model.keys import ResourceKey
 from tests.support.calc import ALLOW, DENY, NAMESPACE_LABEL, gnp, np
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from felix.calc.address_sets import AddressSets
-from felix.calc.endpoints import Contribution
-from felix.calc.rule_compiler import SetDefinition
-from felix.intent import SetDelta, SetKind, SetUpdate
+from felix.intent import SetDelta, SetUpdate
+from libcalico.compute.contributions import Contribution
 from libcalico.compute.members import EndpointPort, PortMatch
+from libcalico.compute.rule_compiler import SetDefinition
+from libcalico.compute.rules import SetKind
 from libcalico.model.keys import ResourceKey
 from libcalico.selector import parse
 

@@ -7,7 +7,6 @@ import pytest
 from felix.calc import CalcGraph
 from felix.intent import (
     NO_QOS,
-    Action,
     DirectionLimits,
     HostUpdate,
     InSync,
@@ -21,6 +20,7 @@ from felix.intent import (
     WorkloadEndpointRemove,
     WorkloadEndpointUpdate,
 )
+from libcalico.compute.rules import Action
 from libcalico.errors import DecodeError, ValidationError
 from libcalico.model import (
     IPNAT,

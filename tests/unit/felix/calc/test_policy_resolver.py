@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from felix.calc import policies
 from felix.calc.active_rules import ActiveRules
 from felix.calc.endpoints import LocalHost, LocalWorkload
-from felix.calc.policies import Policy
 from felix.calc.policy_resolver import PolicyResolver
 from felix.intent import HostEndpointUpdate, WorkloadEndpointUpdate
+from libcalico.compute import policies
+from libcalico.compute.policies import Policy
 from libcalico.model.keys import ResourceKey
 from tests.support.calc import gnp, sgnp, shown, tier
 

@@ -19,12 +19,12 @@ from felix.intent import (
     ProfileRemove,
     ProfileUpdate,
     SetDelta,
-    SetKind,
     SetRemove,
     SetUpdate,
     WorkloadEndpointRemove,
     WorkloadEndpointUpdate,
 )
+from libcalico.compute.rules import SetKind
 from libcalico.model.keys import ResourceKey
 
 P = ResourceKey("NetworkPolicy", "p", "prod")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from felix.calc.services import ServiceIndex
-from felix.intent import SetKind
 from libcalico.compute.members import SetDelta
+from libcalico.compute.rules import SetKind
 from libcalico.model.kubernetes import KubernetesEndpointSlice
 from tests.support.calc import endpoint_slice
 

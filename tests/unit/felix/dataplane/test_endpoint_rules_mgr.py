@@ -7,13 +7,9 @@ from itertools import permutations
 
 import pytest
 
-from felix.intent import (
-    Action,
-    NatMapping,
-    PolicyRemove,
-    WorkloadEndpointRemove,
-)
+from felix.intent import NatMapping, PolicyRemove, WorkloadEndpointRemove
 from felix.rules.settings import RuleSettings
+from libcalico.compute.rules import Action
 from libcalico.testing.fakenft import Packet
 from tests.support.nft import (
     ALLOW,

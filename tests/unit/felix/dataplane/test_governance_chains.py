@@ -7,10 +7,10 @@ import pytest
 from felix.dataplane.governance_chains import GovernanceChains
 from felix.dataplane.nft_wanted import WantedRuleset
 from felix.dataplane.policy_mgr import PolicyBook
-from felix.intent import Action
 from felix.rules.endpoints import Governance
 from felix.rules.policy import policy_rules, tier_chain_name
 from felix.rules.settings import RuleSettings
+from libcalico.compute.rules import Action
 from tests.support.nft import policy, policy_key, rule, tier
 
 SETTINGS = RuleSettings()

@@ -6,16 +6,12 @@ import pytest
 
 from felix.dataplane.intent_book import IntentBook, addresses_of, owners_of, tightening_uses
 from felix.intent import (
-    Action,
-    CompiledRule,
-    EntityMatch,
     InSync,
     PolicyRemove,
     PolicyUpdate,
     ProfileRemove,
     ProfileUpdate,
     SetDelta,
-    SetKind,
     SetRemove,
     SetUpdate,
     TierPolicies,
@@ -23,6 +19,7 @@ from felix.intent import (
     WorkloadEndpointUpdate,
 )
 from libcalico import net
+from libcalico.compute.rules import Action, CompiledRule, EntityMatch, SetKind
 from libcalico.model.keys import ResourceKey
 
 P = ResourceKey("NetworkPolicy", "p", "prod")

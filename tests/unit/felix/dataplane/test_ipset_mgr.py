@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from felix.dataplane.ipset_mgr import IpSetManager
 from felix.dataplane.nft_wanted import WantedRuleset
-from felix.intent import Intent, SetDelta, SetKind, SetRemove, SetUpdate
+from felix.intent import Intent, SetDelta, SetRemove, SetUpdate
 from felix.rules.names import address_set
 from felix.rules.sets import ip_port_element, net_element, outermost, parse_net
+from libcalico.compute.rules import SetKind
 
 V4, V6 = address_set("s:x", 4), address_set("s:x", 6)
 

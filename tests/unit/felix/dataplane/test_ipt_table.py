@@ -7,16 +7,15 @@ import pytest
 from felix.dataplane.ipt_table import IptOptions
 from felix.endpoint_programmer import policy_problem, policy_remains
 from felix.intent import (
-    EntityMatch,
     Intent,
     PoolUpdate,
     ProfileUpdate,
     SetDelta,
-    SetKind,
     SetRemove,
     SetUpdate,
     WorkloadEndpointRemove,
 )
+from libcalico.compute.rules import EntityMatch, SetKind
 from libcalico.testing.fakenft_vm import Packet
 from tests.support.iptables import FakeIptNode
 from tests.support.nft import (

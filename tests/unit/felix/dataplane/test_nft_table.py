@@ -7,19 +7,11 @@ import errno
 import pytest
 
 from felix.dataplane.nft_table import NftTable, RefusedObject
-from felix.intent import (
-    Action,
-    EntityMatch,
-    PolicyRemove,
-    SetDelta,
-    SetKind,
-    SetRemove,
-    SetUpdate,
-    WorkloadEndpointRemove,
-)
+from felix.intent import PolicyRemove, SetDelta, SetRemove, SetUpdate, WorkloadEndpointRemove
 from felix.kernel.nft import NftKernel
 from felix.rules.chain import DROP, BaseHook, Chain, Field, Hook, Lookup, Rule
 from felix.rules.sets import net_element, net_set
+from libcalico.compute.rules import Action, EntityMatch, SetKind
 from libcalico.errors import ProgrammingFailed
 from libcalico.testing.fakenft import FakeNft, Packet
 from tests.support.nft import (

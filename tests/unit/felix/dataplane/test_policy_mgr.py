@@ -8,10 +8,11 @@ import pytest
 
 from felix.dataplane.nft_wanted import WantedRuleset
 from felix.dataplane.policy_mgr import PolicyBook, PolicyManager
-from felix.intent import Action, Intent, PolicyRemove, ProfileRemove
+from felix.intent import Intent, PolicyRemove, ProfileRemove
 from felix.rules.chain import BaseHook, Chain, Hook, Rule, jump
 from felix.rules.names import policy_chain, profile_chain
 from felix.rules.settings import RuleSettings
+from libcalico.compute.rules import Action
 from tests.support.nft import ALLOW, DENY, allow_all_profile, policy, policy_key, rule
 
 KEY = policy_key("p")

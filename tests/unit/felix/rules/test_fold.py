@@ -9,7 +9,6 @@ from ipaddress import ip_address, ip_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from felix.intent import Action, CompiledRule, EntityMatch, IcmpMatch, PortRange
 from felix.rules.chain import (
     Between,
     Compare,
@@ -27,6 +26,7 @@ from felix.rules.chain import (
 from felix.rules.fold import FOLD_MIN_RULES, Group, fold, subtract_ranges
 from felix.rules.match import variants
 from felix.rules.names import address_set
+from libcalico.compute.rules import Action, CompiledRule, EntityMatch, IcmpMatch, PortRange
 
 
 def net_rule(net: str, port: int | None = None, action: Action = Action.ALLOW) -> CompiledRule:

@@ -15,12 +15,12 @@ from felix.dataplane.nft_port import (
     AddTable,
     WriteRules,
 )
-from felix.intent import Action, CompiledRule, EntityMatch, IcmpMatch, PortRange
 from felix.kernel.nft import NftKernel
 from felix.rules.chain import ACCEPT, DROP, BaseHook, Chain, Field, Hook, Lookup, Rule
 from felix.rules.match import merge_ranges, port_match, variants
 from felix.rules.names import address_set
 from felix.rules.sets import ip_port_element, ip_port_set, net_element, net_set, parse_net
+from libcalico.compute.rules import Action, CompiledRule, EntityMatch, IcmpMatch, PortRange
 from libcalico.testing.fakenft import FakeNft, Packet
 
 NETS = {"s:one": ("10.0.0.1/32", "fd00::1/128"), "s:wide": ("10.0.0.0/24", "fd00::/64")}

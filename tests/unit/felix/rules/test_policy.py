@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from felix.intent import Action, EntityMatch, PolicyUpdate, ProfileUpdate
+from felix.intent import PolicyUpdate, ProfileUpdate
 from felix.rules.chain import (
     ACCEPT,
     DROP,
@@ -29,6 +29,7 @@ from felix.rules.policy import (
     tier_rules,
 )
 from felix.rules.settings import DenyAction, LogRate, RuleSettings
+from libcalico.compute.rules import Action, EntityMatch
 from libcalico.testing.fakenft import Packet
 from tests.support.nft import (
     ALLOW,

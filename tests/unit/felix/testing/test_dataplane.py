@@ -5,9 +5,6 @@ from __future__ import annotations
 import pytest
 
 from felix.intent import (
-    Action,
-    CompiledRule,
-    EntityMatch,
     HostEndpointRemove,
     HostEndpointUpdate,
     HostRemove,
@@ -19,7 +16,6 @@ from felix.intent import (
     ProfileRemove,
     ProfileUpdate,
     SetDelta,
-    SetKind,
     SetRemove,
     SetUpdate,
     TierPolicies,
@@ -27,6 +23,7 @@ from felix.intent import (
     WorkloadEndpointUpdate,
 )
 from felix.testing.dataplane import BrokenPromise, FakeDataplane
+from libcalico.compute.rules import Action, CompiledRule, EntityMatch, SetKind
 from libcalico.model.keys import ResourceKey
 
 P = ResourceKey("NetworkPolicy", "p", "prod")

@@ -5,20 +5,15 @@ from __future__ import annotations
 import pytest
 
 from felix.intent import (
-    Action,
-    CompiledRule,
-    EntityMatch,
     HostEndpointUpdate,
-    IcmpMatch,
     PolicyUpdate,
-    PortRange,
     ProfileUpdate,
-    SetKind,
     TierPolicies,
     WorkloadEndpointUpdate,
 )
 from felix.testing.dataplane import Contents
 from felix.testing.interpreter import matches, outcome
+from libcalico.compute.rules import Action, CompiledRule, EntityMatch, IcmpMatch, PortRange, SetKind
 from libcalico.model.keys import ResourceKey
 from libcalico.policy.evaluate import Outcome, Stage
 from libcalico.policy.packet import Direction, Packet

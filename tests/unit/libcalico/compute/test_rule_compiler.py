@@ -1,4 +1,4 @@
-"""felix.calc.rule_compiler: rules with selectors -> rules with set ids."""
+"""libcalico.compute.rule_compiler: rules with selectors -> rules with set ids."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from felix.calc.rule_compiler import ServiceDefinition, SetsById, check_rules, compile_rules
-from felix.intent import Action, CompiledRule, IcmpMatch, PortRange, SetKind
 from felix.testing.interpreter import matches as interpreter_matches
+from libcalico.compute.rule_compiler import ServiceDefinition, SetsById, check_rules, compile_rules
+from libcalico.compute.rules import Action, CompiledRule, IcmpMatch, PortRange, SetKind
 from libcalico.errors import InvalidInput
 from libcalico.model import EntityRule, HTTPMatch, ICMPFields, Rule, RuleMetadata, ServiceMatch
 from libcalico.policy.matching import matches as evaluator_matches

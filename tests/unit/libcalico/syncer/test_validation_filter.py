@@ -1,13 +1,13 @@
-"""felix.calc.validation_filter: invalid becomes absent, and is reported within bounds."""
+"""libcalico.syncer.validation_filter: invalid becomes absent, and is reported within bounds."""
 
 from __future__ import annotations
 
 import pytest
 
-from felix.calc.validation_filter import ValidationFilter
 from libcalico.errors import DecodeError, ValidationError
 from libcalico.model.keys import ResourceKey
 from libcalico.syncer.api import Update
+from libcalico.syncer.validation_filter import ValidationFilter
 from tests.support.calc import np, wep
 
 

@@ -1,4 +1,4 @@
-"""felix.calc.policies: five kinds of policy in one shape."""
+"""libcalico.compute.policies: five kinds of policy in one shape."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from felix.calc import policies
-from felix.calc.policies import Policy, Stage
+from libcalico.compute import policies
+from libcalico.compute.policies import Policy, Stage
 from libcalico.errors import InvalidInput
 from libcalico.model import ObjectMeta, StagedKubernetesNetworkPolicy, Tier
 from libcalico.model import StagedKubernetesNetworkPolicySpec as StagedK8sSpec

@@ -1,7 +1,7 @@
 """Policies of all five kinds in one shape: whom they select, where they stand, what they govern.
 
-Layer: felix.calc, pure. Used by graph.py (makes them), active_rules.py (selectors), and
-policy_resolver.py (order and stages).
+Layer: pure. Used by felix.calc: graph.py (makes them), active_rules.py (selectors), and
+policy_resolver.py (order and stages); by typha's spans (whom they select).
 
   tier      "" is `default`
   order     ascending, absent last; ties by the text name/namespace/kind (datamodel 5.1.3)

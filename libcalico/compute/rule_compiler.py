@@ -1,7 +1,8 @@
 """Policy rules -> compiled rules, with every selector replaced by the id of an address set.
 
-Layer: felix.calc, pure functions. Used by graph.py for active policies and profiles (the rules of
-the other policies are only checked); the sets that the rules name are kept by address_sets.py.
+Layer: pure functions. Used by felix.calc for active policies and profiles (the rules of the other
+policies are only checked), whose address_sets.py keeps the sets that rules name, and by typha's
+spans, which must call the sets by the same ids.
 
   R1  the compiled list has one entry per rule, `index` is the rule's place: explain and comments
       stay true; a rule that can match nothing is kept as `unmatchable`;
@@ -15,7 +16,7 @@ the other policies are only checked); the sets that the rules name are kept by a
   R5  what only layer 7 can see (http) counts as not seen: a rule that would let more through
       without the clause (all but Deny) matches nothing;
   R6  services become sets of their endpoints, one of addresses with ports for a destination, one of
-      addresses for a source (services.py).
+      addresses for a source (felix.calc.services).
 
 Source: Calico felix/calc/rule_scanner.go, felix/rules/policy.go (FilterRuleToIPVersion).
 """
@@ -28,9 +29,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from felix.intent import Action, CompiledRule, EntityMatch, IcmpMatch, PortRange, SetKind
 from libcalico import net
 from libcalico.compute.members import PortMatch
+from libcalico.compute.rules import Action, CompiledRule, EntityMatch, IcmpMatch, PortRange, SetKind
 from libcalico.errors import ValidationError
 from libcalico.model import EntityRule, ICMPFields, Rule, ServiceMatch
 from libcalico.model.scalars import parse_port, protocol_number

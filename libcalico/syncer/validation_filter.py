@@ -1,6 +1,7 @@
 """Invalid becomes absent: nothing behind this filter has to doubt what it is handed.
 
-Layer: felix.calc, pure. Used by graph.py for every update, before the dispatcher.
+Layer: syncer, pure. Used by felix.calc for every update, before the dispatcher, and by typha's
+spans, which must believe in the same objects.
 
 An object that does not decode, does not validate, or that a later node cannot use (a selector in a
 rule that does not parse) does not exist for this node, whatever stood there before (reference/
