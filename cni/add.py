@@ -180,6 +180,7 @@ class AddOperation:
             return None
         await self.programmer.program(existing.key, existing.endpoint)
         await self.programmer.confirm(existing.key, existing.revision)
+        await self.programmer.settled(existing.key)
         answer = _result(
             conf, wire, veth.MadeWire(mac=spec.mac or "", mtu_bytes=seen.host_end.mtu_bytes)
         )
@@ -283,6 +284,7 @@ class AddOperation:
         else:
             made, revision = await both(in_kernel(), saving)
         await self.programmer.confirm(key, revision)
+        await self.programmer.settled(key)
         return made
 
     async def _forget(self, workload: Workload) -> None:

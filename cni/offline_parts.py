@@ -55,6 +55,10 @@ class OfflineProgrammer:
     async def confirm(self, key: ResourceKey, revision: int) -> None:
         return
 
+    async def settled(self, key: ResourceKey) -> None:
+        """What felix knows is all there is: if it lacks policies, the pod stays closed."""
+        return
+
     async def retract(self, key: ResourceKey) -> None:
         await self._real.retract(key)
 
@@ -72,6 +76,9 @@ class GuardedProgrammer(OfflineProgrammer):
 
     async def confirm(self, key: ResourceKey, revision: int) -> None:
         await self._real.confirm(key, revision)
+
+    async def settled(self, key: ResourceKey) -> None:
+        await self._real.settled(key)
 
     async def retract(self, key: ResourceKey) -> None:
         if self._journal.youngest(key) is None:

@@ -10,7 +10,7 @@ Life of an ADD, and who owns which step:
               the route AND the policy of the endpoint are in the kernel, and no connections of an
               earlier owner of its addresses
   2' agent    meanwhile writes the WorkloadEndpoint to the datastore
-  3  agent    answers the runtime, when both are done
+  3  agent    answers the runtime, when both are done and the endpoint is `settled`
   Any failure after 1 undoes in reverse: the record, `retract(key)`, veth, addresses.
 
 P1  until the datastore's echo of the written WorkloadEndpoint arrives, the programmed endpoint
@@ -65,6 +65,13 @@ class EndpointProgrammer(Protocol):
         ...
 
     async def confirm(self, key: ResourceKey, revision: int) -> None: ...
+
+    async def settled(self, key: ResourceKey) -> None:
+        """After `confirm`: returns when all policy that governs the endpoint is in the kernel. That
+        is so at once, but where felix is told only what concerns its node: then it waits for that.
+
+        Errors: ProgrammingFailed (not in time, or the kernel refused)."""
+        ...
 
     async def retract(self, key: ResourceKey) -> None: ...
 

@@ -427,6 +427,12 @@ class FelixConfig(InertParams):
         doc="host:port of typhas, comma-separated (tcp:// without TLS, etcd:// as registered);"
         " empty: the datastore itself.",
     )
+    typha_mode: str = param(
+        "full",
+        parse=parse.one_of("full", "spans"),
+        local_only=True,
+        doc="spans: take from typha what concerns this node (a typha with TYPHA_MODE=spans).",
+    )
     typha_read_timeout_s: float = param(
         30.0, parse=parse.seconds, local_only=True, doc="Silence after which typha is left."
     )
@@ -465,6 +471,7 @@ def typha_client(config: FelixConfig) -> TyphaClientConfig:
     """What felix's own rows say about typha."""
     return TyphaClientConfig(
         addr=config.typha_addr,
+        mode=config.typha_mode,
         read_timeout_s=config.typha_read_timeout_s,
         write_timeout_s=config.typha_write_timeout_s,
         key_file=config.typha_key_file,

@@ -40,7 +40,7 @@ from felix.daemon_cni import build_cni
 from felix.daemon_commands import GRAPH_KINDS
 from felix.daemon_config import ConfigWatcher, LocalSettings, read_local, wait_for_datastore
 from felix.daemon_dataplane import NodeDataplane, Ports, build_dataplane, open_kernel
-from felix.daemon_feed import FanOut, GraphFeed
+from felix.daemon_feed import FanOut, GraphFeed, SpansFanOut
 from felix.daemon_metrics import FelixHealth, FelixMetrics, metrics_server
 from felix.daemon_mtu import MtuFile
 from felix.daemon_notices import InertNotices
@@ -63,6 +63,8 @@ from libcalico.runtime.metrics import Metrics, MetricsServer
 from libcalico.runtime.supervise import Process, Restart
 from libcalico.runtime.version import VERSION
 from libcalico.syncer import choice, streams
+from libcalico.syncer.typha import TyphaSyncer
+from libcalico.syncer.watcher import WatchSyncer
 
 LOG = log.get(__name__)
 # The CNI agent's kernel work. asyncio's own choice is six on two cores, and pods that start would
@@ -179,6 +181,7 @@ class Felix:
             local.node,
             validate=validate_stored,
             allow_source_spoofing=config.workload_source_spoofing == "Any",
+            in_spans=_is_in_spans(config),
         )
         self.feed = GraphFeed(
             self.graph,
@@ -201,13 +204,7 @@ class Felix:
             clock=process.clock,
         )
         self.facts = ClusterFacts(local.node)
-        self.syncer = choice.syncer(
-            typha_client(config),
-            edges.datastore,
-            choice.Following(streams.FELIX, PREFIXES, local.node),
-            FanOut(watcher, self.facts, self.dataplane.policies, self.feed),
-            clock=process.clock,
-        )
+        self.syncer = self._build_syncer(config)
         self._realization = RealizationReporter(
             edges.datastore,
             ReportOptions.of(config, local.node),
@@ -217,9 +214,22 @@ class Felix:
         )
         self.cni = build_cni(edges.datastore, self.facts, self.programmer, local, process)
 
+    def _build_syncer(self, config: FelixConfig) -> WatchSyncer | TyphaSyncer:
+        """Errors: ConfigError."""
+        typha, clock = typha_client(config), self._process.clock
+        datastore, node = self._edges.datastore, self._local.node
+        policies = self.dataplane.policies
+        others = (self._watcher, self.facts, policies)
+        if _is_in_spans(config):
+            sink = SpansFanOut(self.feed, policies.on_positions, *others)
+            return choice.spans_syncer(typha, datastore, node, sink, clock=clock)
+        following = choice.Following(streams.FELIX, PREFIXES, node)
+        return choice.syncer(typha, datastore, following, FanOut(*others, self.feed), clock=clock)
+
     def _deliver(self, intents: Sequence[Intent]) -> None:
         self.dataplane.loop.on_intents(intents)
         self.dataplane.policies.on_published()
+        self.programmer.on_published()
         self._realization.wake()
 
     def _sinks(self, config: FelixConfig) -> list[StatusSink]:
@@ -345,6 +355,10 @@ class Felix:
     def _on_restart(self, reason: RestartRequired) -> None:
         LOG.info("restarting", reason=str(reason))
         self._process.stop(reason)
+
+
+def _is_in_spans(config: FelixConfig) -> bool:
+    return config.typha_mode == "spans"
 
 
 def _on_config_change(changes: Changes) -> None:

@@ -7,13 +7,13 @@ burst of updates becomes one flush and one cycle.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from felix.calc.graph import CalcGraph
 from felix.intent import Intent
 from libcalico.runtime import log
 from libcalico.runtime.clock import Clock, wait_for_event
-from libcalico.syncer.api import SyncSink, SyncStatus, Update
+from libcalico.syncer.api import GroupChange, SyncSink, SyncStatus, Update
 
 LOG = log.get(__name__)
 
@@ -36,6 +36,26 @@ class FanOut:
             sink.on_status(status)
 
 
+class SpansFanOut(FanOut):
+    """The same of the spans stream: `on_groups` goes to the graph, positions to who reports."""
+
+    def __init__(
+        self,
+        feed: GraphFeed,
+        on_positions: Callable[[Mapping[str, int]], None],
+        *others: SyncSink,
+    ) -> None:
+        super().__init__(*others, feed)
+        self._feed, self._positions = feed, on_positions
+
+    def on_groups(self, changes: Sequence[GroupChange]) -> None:
+        self._feed.on_groups(changes)
+
+    def on_positions(self, positions: Mapping[str, int]) -> None:
+        self._positions(positions)
+        self._feed.wake()
+
+
 class GraphFeed:
     """SyncSink that owns the calc graph's task."""
 
@@ -55,6 +75,14 @@ class GraphFeed:
 
     def on_updates(self, updates: Sequence[Update]) -> None:
         self._graph.on_updates(updates)
+        self._wake.set()
+
+    def on_groups(self, changes: Sequence[GroupChange]) -> None:
+        self._graph.on_groups(changes)
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Somebody waits for the next flush."""
         self._wake.set()
 
     def on_status(self, status: SyncStatus) -> None:

@@ -15,7 +15,9 @@ becomes the error.
       only what the kernel acknowledged, and no connection of an earlier owner of its addresses is
       left, by which packets would pass policy by. Nor is one to be forgotten later: that could be
       the workload's own;
-  X3  a `program` that fails or is cancelled leaves the pin: the agent retracts, always.
+  X3  a `program` that fails or is cancelled leaves the pin: the agent retracts, always;
+  X4  behind the spans stream an endpoint that this node pins stays closed until the stream has
+      shown it: policies that select it may not have been here before. `settled` waits for that.
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ LOG = log.get(__name__)
 _WAITS_S = (0.02, 0.05, 0.1, 0.25, 0.5)
 # For an address that has just changed hands: usually ten milliseconds.
 _FORGET_PATIENCE_S = 5.0
+# For our own write to come back by way of typha: usually tens of milliseconds.
+_ECHO_PATIENCE_S = 10.0
 
 
 def policy_problem(wanted: WantedRuleset, ifname: str) -> str:
@@ -90,6 +94,7 @@ class FelixProgrammer:
     ) -> None:
         self._parts, self._node, self._config, self._clock = parts, node, config, clock
         self._is_publishing = False
+        self._echoes: dict[ResourceKey, list[asyncio.Future[None]]] = {}
 
     def settings(self) -> HostSettings:
         config = self._config()
@@ -143,6 +148,35 @@ class FelixProgrammer:
     async def confirm(self, key: ResourceKey, revision: int) -> None:
         self._parts.graph.confirm(key, revision)
         self._publish_soon()
+
+    async def settled(self, key: ResourceKey) -> None:
+        """Errors: ProgrammingFailed."""
+        if self._parts.graph.is_settled(key):
+            return
+        echo: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._echoes.setdefault(key, []).append(echo)
+        try:
+            async with asyncio.timeout(_ECHO_PATIENCE_S):
+                await echo
+        except TimeoutError:
+            problem = f"typha has not told its policy within {_ECHO_PATIENCE_S:g} s: it is closed"
+            raise ProgrammingFailed("settle endpoint", key.name, 0, problem) from None
+        finally:
+            waiting = self._echoes.get(key, [])
+            if echo in waiting:
+                waiting.remove(echo)
+            if not waiting:
+                self._echoes.pop(key, None)
+        problem = await self._settled(lambda: self._problem(key))
+        if problem:
+            raise ProgrammingFailed("settle endpoint", key.name, 0, problem)
+
+    def on_published(self) -> None:
+        """The graph's news are with the dataplane: who waits for an echo may go on."""
+        for key in [key for key in self._echoes if self._parts.graph.is_settled(key)]:
+            for echo in self._echoes.pop(key):
+                if not echo.done():
+                    echo.set_result(None)
 
     async def retract(self, key: ResourceKey) -> None:
         """Before in-sync the kernel is not touched, and there is nothing to wait for."""

@@ -54,6 +54,11 @@ class TyphaConfig:
     allow_plaintext: bool = param(
         False, parse=parse.boolean, doc="Serve without TLS when there are no certificates."
     )
+    mode: str = param(
+        "full",
+        parse=parse.one_of("full", "spans"),
+        doc="spans: compute policy for the cluster, and serve each node what concerns it.",
+    )
     server_min_batching_age_s: float = param(
         0.02,
         parse=parse.seconds,

@@ -28,19 +28,22 @@ from libcalico.datastore.config import ConnectionConfig, connect, for_daemon
 from libcalico.datastore.peer_tls import PeerIdentity, PeerTls
 from libcalico.datastore.tls import TlsConfig
 from libcalico.errors import RestartRequired, SuiteError
-from libcalico.model.keys import prefix_of
+from libcalico.model.keys import ResourceKey, prefix_of
+from libcalico.model.validation import validate_stored
 from libcalico.runtime import log, supervise
 from libcalico.runtime.health import Health, HealthServer
 from libcalico.runtime.metrics import Metrics, MetricsServer
 from libcalico.runtime.supervise import Process, Restart
 from libcalico.runtime.version import VERSION
-from libcalico.syncer.streams import FELIX
+from libcalico.syncer.streams import FELIX, SPANS
 from libcalico.syncer.watcher import SyncerOptions, WatchSyncer
 from typha import config as configuration
 from typha.config import TyphaConfig
 from typha.fanout import Limits
 from typha.registry import Registry
 from typha.server import TyphaServer
+from typha.spans_fanout import SpansFanout
+from typha.spans_feed import SpansFeed
 from typha.streams import Distributor, as_stored
 
 NAME = "calico-typha"
@@ -68,6 +71,12 @@ class Daemon:
             options=SyncerOptions(decode=as_stored),
             clock=process.clock,
         )
+        if config.mode == "spans":
+            self.distributor.spans = SpansFanout(
+                SpansFeed(validate_stored, _warn_of),
+                lambda: self.distributor.positions_of(SPANS, self.syncer.positions()),
+                max_fall_behind_s=config.server_max_fall_behind_s,
+            )
         self.server = TyphaServer(
             config, self.distributor, self.syncer, tls=_tls(config), clock=process.clock
         )
@@ -145,6 +154,10 @@ class Daemon:
         for reason in server.end_reasons():
             ended.labels(reason).set_function(partial(_count, stats.ended, reason))
         return metrics
+
+
+def _warn_of(key: ResourceKey, why: str) -> None:
+    LOG.warning("an invalid object counts as absent", key=str(key), error=why)
 
 
 def _count(ended: Counter[str], reason: str) -> float:

@@ -242,6 +242,32 @@ class Fanout:
         )
 
 
+@dataclass(slots=True)
+class Follower:
+    """One client's side, as the server asks it."""
+
+    fanout: Fanout
+    cursor: Cursor
+
+    @property
+    def is_settled(self) -> bool:
+        return True
+
+    @property
+    def has_news(self) -> bool:
+        return self.cursor.number < self.fanout.last_number
+
+    def next_frames(self, now: float) -> tuple[bytes, ...]:
+        """Errors: FellBehind."""
+        return self.fanout.next_frames(self.cursor, now)
+
+    def lag_s(self, now: float) -> float:
+        return self.fanout.lag_s(self.cursor, now)
+
+    def has_fallen_behind(self, now: float, *, grace_s: float = 0.0) -> bool:
+        return self.fanout.has_fallen_behind(self.cursor, now, grace_s=grace_s)
+
+
 def _parts(changes: Sequence[Change]) -> Iterator[list[Change]]:
     """Cut so that no frame becomes too large for its receiver."""
     part: list[Change] = []

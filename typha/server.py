@@ -1,7 +1,7 @@
 """The server: accepts clients, greets them, and writes the frames that the fan-out made.
 
 Layer: typha edge. `wire.server` reads a client, `fanout` says what it gets, `balance` how many
-there may be. One loop; a client costs a transport, a cursor and no task.
+there may be. One loop; a client costs a transport, a follower and no task.
 
   S1  a client gets a snapshot of its stream, then every change behind it, in order (fanout B2);
   S2  a client that does not read is not written to: what waits for it are its transport's buffer
@@ -11,7 +11,9 @@ there may be. One loop; a client costs a transport, a cursor and no task.
       where the datastore is; if we are behind it waits for CATCH_UP_S, then it is told to go to
       another server. If the datastore itself is older, it was restored: the snapshot says so;
   S4  whatever a client sends costs its own connection, with a reason in the Goodbye and the log;
-  S5  going down, the goodbyes are spread over the shutdown time.
+  S5  a client of the spans stream gets steps (spans_fanout); what changed without anything for
+      it is told once a second at most, by its revision;
+  S6  going down, the goodbyes are spread over the shutdown time.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from libcalico.errors import ConfigError, SuiteError, Transient, Unauthorized, W
 from libcalico.runtime import log
 from libcalico.runtime.clock import SYSTEM, Clock
 from libcalico.runtime.version import VERSION
+from libcalico.syncer.streams import SPANS
 from libcalico.syncer.typhas import ServerRecord
 from libcalico.wire import messages
 from libcalico.wire.framing import Packer
@@ -47,7 +50,8 @@ from libcalico.wire.messages import (
 from libcalico.wire.server import Refused, ServerProtocol, Terms, agree
 from typha.balance import may_move
 from typha.config import TyphaConfig
-from typha.fanout import Cursor, Fanout, SharedSnapshot
+from typha.fanout import Fanout, Follower, SharedSnapshot
+from typha.spans_fanout import SpansFanout, SpansFollower
 from typha.streams import Distributor
 
 LOG = log.get(__name__)
@@ -57,6 +61,7 @@ CATCH_UP_S = 10.0
 _CATCH_UP_STEP_S = 0.2
 _BACKLOG = 1024
 _PAGES_AT_A_TIME = 16
+_POSITIONS_S = 1.0
 _FULL_RETRY_S = 30.0
 _MOVE_RETRY_S = 60.0
 
@@ -89,7 +94,7 @@ class Client(asyncio.Protocol):
         "_protocol",
         "_server",
         "connected_at",
-        "cursor",
+        "follower",
         "heard_at",
         "hello",
         "is_closed",
@@ -108,15 +113,10 @@ class Client(asyncio.Protocol):
         self.peer = ""
         self.hello: Hello | None = None
         self.terms: Terms | None = None
-        self.cursor: Cursor | None = None
+        self.follower: Follower | SpansFollower | None = None
         self.pages: Iterator[bytes] | None = None
         self.connected_at = self.heard_at = now
         self.is_paused = self.is_closed = False
-
-    @property
-    def fanout(self) -> Fanout:
-        assert self.hello is not None
-        return self._server.distributor.fanouts[self.hello.stream]
 
     @property
     def is_compressed(self) -> bool:
@@ -168,7 +168,13 @@ class Client(asyncio.Protocol):
             self.transport.write(frame)
 
     def begin(
-        self, snapshot: SharedSnapshot, now: float, packer: Packer, *, is_reset: bool
+        self,
+        fanout: Fanout,
+        snapshot: SharedSnapshot,
+        now: float,
+        packer: Packer,
+        *,
+        is_reset: bool,
     ) -> None:
         """The snapshot, then what came after it (S1)."""
         self.send(Snapshot(snapshot.pages.count, is_reset), packer)
@@ -176,17 +182,26 @@ class Client(asyncio.Protocol):
             messages.Kind.SNAPSHOT_END, messages.encode(SnapshotEnd(snapshot.positions))
         )
         self.pages = iter((*snapshot.pages.frames, end))
-        fanout = self.fanout
-        self.cursor = fanout.cursor_at(snapshot, now, is_compressed=self.is_compressed)
+        cursor = fanout.cursor_at(snapshot, now, is_compressed=self.is_compressed)
+        self.follower = Follower(fanout, cursor)
+        self.pump()
+
+    def begin_steps(self, spans: SpansFanout, packer: Packer, *, is_reset: bool) -> None:
+        """What concerns its node, then every change of that (S5)."""
+        assert self.hello is not None
+        cursor = spans.join(self.hello.node, is_compressed=self.is_compressed)
+        count, self.pages = spans.snapshot_frames(cursor)
+        self.send(Snapshot(count, is_reset), packer)
+        self.follower = SpansFollower(spans, cursor)
         self.pump()
 
     def pump(self) -> None:
         """Write until there is nothing more, or the client takes no more (S2)."""
-        cursor = self.cursor
-        if cursor is None:
+        follower = self.follower
+        if follower is None:
             return
         now = self._server.clock.monotonic()
-        while not self.is_paused and not self.is_closed:
+        while not self.is_paused and not self.is_closed and follower.is_settled:
             if self.pages is not None:
                 frame = next(self.pages, None)
                 if frame is None:
@@ -195,7 +210,7 @@ class Client(asyncio.Protocol):
                     self.write(frame)
                 continue
             try:
-                frames = self.fanout.next_frames(cursor, now)
+                frames = follower.next_frames(now)
             except SuiteError as err:
                 self.end(Reason.FELL_BEHIND, str(err))
                 return
@@ -221,7 +236,7 @@ class Client(asyncio.Protocol):
 
     def _on_hello(self, hello: Hello) -> None:
         self.terms = agree(hello)
-        if hello.stream not in self._server.distributor.fanouts:
+        if not self._server.distributor.serves(hello.stream):
             raise Refused(Reason.STREAM, f"there is no stream {hello.stream[:40]!r} here")
         self.hello = hello
         self._forget_deadline()
@@ -269,6 +284,8 @@ class TyphaServer:
         self._wake_joins = asyncio.Event()
         self._cut_at = 0.0
         self._cut_timer: asyncio.TimerHandle | None = None
+        #: Clients have news that the next cut will not find by itself.
+        self._owes = False
         self._handshakes: set[asyncio.Task[None]] = set()
         self._ping = 0
         self.is_listening = asyncio.Event()
@@ -285,17 +302,28 @@ class TyphaServer:
 
     def _cut(self) -> None:
         self._cut_timer = None
+        loop = asyncio.get_running_loop()
+        spans = self.distributor.spans
+        is_digested = spans is None or spans.digest()
+        if not is_digested:
+            self._owes = True
+            self._cut_timer = loop.call_later(0, self._cut)  # others have their turn first
         if not self.distributor.has_been_in_sync:
             return
-        loop = asyncio.get_running_loop()
-        self._cut_at = loop.time()
         now = self.clock.monotonic()
-        grown = {id(item) for item in self.distributor.fanouts.values() if item.cut(now)}
+        grown, self._owes = self._owes and is_digested, self._owes and not is_digested
+        for fanout in self.distributor.fanouts.values():
+            if fanout.cut(now):
+                grown = True
+                self.stats.crumbs += 1
+        if spans is not None and is_digested and spans.cut(now):
+            grown = True
         if not grown:
             return
-        self.stats.crumbs += len(grown)
+        self._cut_at = loop.time()
         for client in self.clients:
-            if client.cursor is not None and id(client.fanout) in grown and client.pages is None:
+            follower = client.follower
+            if follower is not None and (follower.has_news or client.pages is not None):
                 client.pump()
 
     # ---- clients come and go -------------------------------------------------------------------
@@ -322,6 +350,9 @@ class TyphaServer:
     def on_ended(self, client: Client, why: str) -> None:
         self.clients.discard(client)
         self.stats.ended[why] += 1
+        follower, client.follower = client.follower, None
+        if isinstance(follower, SpansFollower):
+            follower.fanout.leave(follower.cursor)
 
     # ---- tasks ---------------------------------------------------------------------------------
 
@@ -333,6 +364,7 @@ class TyphaServer:
                     tasks.create_task(self._accept(listener))
                 tasks.create_task(self._join_for_ever())
                 tasks.create_task(self._look_after())
+                tasks.create_task(self._tell_positions())
                 self.is_listening.set()
         finally:
             self.is_listening.clear()
@@ -402,6 +434,9 @@ class TyphaServer:
 
     async def _join(self, stream: str, clients: list[Client]) -> None:
         is_reset = await self._see_to_those_ahead(stream, clients)
+        if stream == SPANS:
+            await self._join_spans(clients, is_reset)
+            return
         for is_compressed in (True, False):
             found = [
                 client
@@ -414,7 +449,44 @@ class TyphaServer:
             now = self.clock.monotonic()
             for client in found:
                 self.stats.snapshots += 1
-                client.begin(snapshot, now, self.packer, is_reset=client in is_reset)
+                fanout = self.distributor.fanouts[stream]
+                client.begin(fanout, snapshot, now, self.packer, is_reset=client in is_reset)
+
+    async def _join_spans(self, clients: list[Client], is_reset: set[Client]) -> None:
+        spans = self.distributor.spans
+        assert spans is not None
+        while not spans.digest():  # noqa: ASYNC110 - it works, it does not wait
+            await asyncio.sleep(0)
+        # A cut marks what is news to the others: they get it with the next one.
+        if spans.cut(self.clock.monotonic()):
+            self._owes = True
+            self.on_change()
+        for client in clients:
+            if not client.is_closed:
+                self.stats.snapshots += 1
+                client.begin_steps(spans, self.packer, is_reset=client in is_reset)
+
+    async def _tell_positions(self) -> None:
+        """S5."""
+        spans = self.distributor.spans
+        while spans is not None:
+            await self.clock.sleep(_POSITIONS_S)
+            if not self.distributor.has_been_in_sync or not spans.digest():
+                continue
+            if spans.cut(self.clock.monotonic()):
+                self._owes = True
+                self.on_change()
+                continue
+            for client in list(self.clients):
+                follower = client.follower
+                if (
+                    isinstance(follower, SpansFollower)
+                    and client.pages is None
+                    and not client.is_paused
+                    and not follower.has_news
+                    and follower.cursor.told is not spans.changed
+                ):
+                    client.write(spans.position_frame(follower.cursor))
 
     async def _snapshot(self, stream: str, is_compressed: bool) -> SharedSnapshot:
         fanout = self.distributor.fanouts[stream]
@@ -485,9 +557,9 @@ class TyphaServer:
                 self._look_at(client, ping, now)
             for fanout in self.distributor.fanouts.values():
                 fanout.trim(
-                    client.cursor
+                    client.follower.cursor
                     for client in self.clients
-                    if client.cursor is not None and client.fanout is fanout
+                    if isinstance(client.follower, Follower) and client.follower.fanout is fanout
                 )
 
     def _look_at(self, client: Client, ping: bytes, now: float) -> None:
@@ -496,8 +568,7 @@ class TyphaServer:
             return  # the handshake has a deadline of its own
         if now - client.heard_at > config.server_pong_timeout_s:
             client.end(Reason.SILENT, f"silent for {now - client.heard_at:.0f} s")
-        elif client.cursor is not None and client.fanout.has_fallen_behind(
-            client.cursor,
+        elif client.follower is not None and client.follower.has_fallen_behind(
             now,
             grace_s=config.server_fall_behind_grace_s if client.pages is not None else 0.0,
         ):
@@ -518,7 +589,7 @@ class TyphaServer:
         """Ask one client that may move to go to another server."""
         now = self.clock.monotonic()
         for client in self.clients:
-            if client.hello is None or client.cursor is None or client.pages is not None:
+            if client.hello is None or client.follower is None or client.pages is not None:
                 continue
             if may_move(client.hello.moved_s_ago, now - client.connected_at):
                 host = f"[{to.address}]" if ":" in to.address else to.address
@@ -534,10 +605,7 @@ class TyphaServer:
     def max_lag_s(self) -> float:
         """Of the client furthest behind."""
         now = self.clock.monotonic()
-        found = [item for item in self.clients if item.cursor is not None]
-        return max(
-            (item.fanout.lag_s(item.cursor, now) for item in found if item.cursor), default=0
-        )
+        return max((item.follower.lag_s(now) for item in self.clients if item.follower), default=0)
 
     @staticmethod
     def end_reasons() -> tuple[str, ...]:
@@ -545,7 +613,7 @@ class TyphaServer:
         return ("client", "tls", *(reason.value for reason in Reason))
 
     async def _leave(self) -> None:
-        """S5."""
+        """S6."""
         clients = list(self.clients)
         pause_s = self.config.shutdown_timeout_s / max(1, len(clients))
         with contextlib.suppress(asyncio.CancelledError):
@@ -562,18 +630,19 @@ class TyphaServer:
             "limit": self.limit,
             "stats": {name: getattr(self.stats, name) for name in ServerStats.__slots__},
             "streams": {name: item.dump() for name, item in self.distributor.fanouts.items()},
+            "spans": None if self.distributor.spans is None else self.distributor.spans.dump(),
         }
 
 
 def _described(client: Client, now: float) -> dict[str, object]:
-    hello, cursor = client.hello, client.cursor
+    hello, follower = client.hello, client.follower
     return {
         "peer": client.peer,
         "node": "" if hello is None else hello.node,
         "stream": "" if hello is None else hello.stream,
         "software": "" if hello is None else hello.software,
         "connected_s": round(now - client.connected_at, 1),
-        "lag_s": 0.0 if cursor is None else round(client.fanout.lag_s(cursor, now), 3),
+        "lag_s": 0.0 if follower is None else round(follower.lag_s(now), 3),
         "is_in_snapshot": client.pages is not None,
     }
 

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from libcalico.model.keys import Key, path_of
 from libcalico.syncer.api import SyncStatus, Update
-from libcalico.syncer.streams import STREAMS
+from libcalico.syncer.streams import FELIX, SPANS, STREAMS, prefixes_of
 from typha.fanout import Fanout, Limits
+from typha.spans_fanout import SpansFanout
 
 
 def as_stored(key: Key, value: bytes, revision: int) -> bytes:
@@ -24,7 +25,7 @@ def as_stored(key: Key, value: bytes, revision: int) -> bytes:
 
 
 class Distributor:
-    """SyncSink that fills one Fanout per stream."""
+    """SyncSink that fills one Fanout per stream, and the spans' feed where there is one."""
 
     def __init__(
         self,
@@ -40,6 +41,9 @@ class Distributor:
             prefix: [self.fanouts[name] for name, found in streams.items() if prefix in found]
             for prefix in self.prefixes
         }
+        #: Set by whoever computes spans.
+        self.spans: SpansFanout | None = None
+        self._spans_prefixes = frozenset(streams.get(FELIX, ()))
         self._on_change = on_change
         self.status = SyncStatus.WAIT_FOR_DATASTORE
         self.has_been_in_sync = False
@@ -54,6 +58,8 @@ class Distributor:
             change = ((path, value, update.revision),)
             for fanout in self._targets[prefix]:
                 fanout.on_changes(change)
+            if self.spans is not None and prefix in self._spans_prefixes:
+                self.spans.on_change(prefix, *change[0])
         self._on_change()
 
     def on_status(self, status: SyncStatus) -> None:
@@ -62,6 +68,12 @@ class Distributor:
             self.has_been_in_sync = True
         self._on_change()
 
+    def serves(self, stream: str) -> bool:
+        return stream in self.fanouts or (stream == SPANS and self.spans is not None)
+
     def positions_of(self, stream: str, positions: Mapping[str, int]) -> dict[str, int]:
         """The part of a syncer's positions that belongs to a stream."""
-        return {prefix: positions.get(prefix, 0) for prefix in self._prefixes_by_stream[stream]}
+        return {prefix: positions.get(prefix, 0) for prefix in self._prefixes(stream)}
+
+    def _prefixes(self, stream: str) -> tuple[str, ...]:
+        return prefixes_of(SPANS) if stream == SPANS else self._prefixes_by_stream[stream]

@@ -3,6 +3,8 @@
 Layer: felix.calc, pure, above libcalico.compute.members. Used by graph.py: active policies and
 profiles say which sets they need, all endpoints and network sets of the cluster contribute.
 
+Where typha computes spans the members come from it (stream_sets.py), and items count for nothing.
+
     use(owner, sets) ──► users per set ─┐
     update_item(...) ───────────────────┤
     update_slice(...) (services.py) ────┴─flush─► SetUpdate, SetDelta, SetRemove
@@ -14,10 +16,11 @@ profiles say which sets they need, all endpoints and network sets of the cluster
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 
 from felix.calc.services import ServiceIndex
+from felix.calc.stream_sets import StreamMembers
 from felix.intent import SetDelta, SetUpdate
 from libcalico.compute.contributions import Contribution
 from libcalico.compute.members import MemberIndex
@@ -39,8 +42,9 @@ class SetChanges:
 class AddressSets:
     """Owners are whatever the caller likes, a policy's key or a profile's name."""
 
-    def __init__(self) -> None:
-        self._members: MemberIndex[ResourceKey, str] = MemberIndex()
+    def __init__(self, stream: StreamMembers | None = None) -> None:
+        self._stream = stream
+        self._members: MemberIndex[ResourceKey, str] | StreamMembers = stream or MemberIndex()
         self._services = ServiceIndex()
         self._sets_by_owner: dict[Hashable, frozenset[str]] = {}
         self._definition_by_id: dict[str, AnyDefinition] = {}
@@ -80,6 +84,20 @@ class AddressSets:
     def update_slice(self, key: ResourceKey, value: KubernetesEndpointSlice | None) -> None:
         """A piece of a service; None takes it away."""
         self._services.update_slice(key, value)
+
+    def lacks(self, sets: Mapping[str, AnyDefinition]) -> list[str]:
+        """The sets among these whose members nobody has told (stream_sets.py SM4)."""
+        if self._stream is None:
+            return []
+        return self._stream.lacks(
+            set_id for set_id, found in sets.items() if not isinstance(found, ServiceDefinition)
+        )
+
+    def owners_of(self, arrived: Collection[str]) -> list[Hashable]:
+        """Who uses one of these sets."""
+        return [
+            owner for owner, sets in self._sets_by_owner.items() if not sets.isdisjoint(arrived)
+        ]
 
     def flush(self) -> SetChanges:
         changes = SetChanges(removed=self._settle())

@@ -43,6 +43,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 from felix.calc import endpoints
@@ -54,7 +55,8 @@ from felix.calc.overlay import EndpointOverlay
 from felix.calc.policy_resolver import PolicyResolver
 from felix.calc.pools_hosts import Pools, host_update
 from felix.calc.sequencer import Sequencer, subject
-from felix.intent import InSync, Intent, PolicyUpdate, ProfileUpdate
+from felix.calc.stream_sets import StreamMembers
+from felix.intent import InSync, Intent, PolicyUpdate, ProfileUpdate, WorkloadEndpointUpdate
 from libcalico.compute import contributions, policies
 from libcalico.compute.contributions import Contribution
 from libcalico.compute.policies import Policy
@@ -80,7 +82,7 @@ from libcalico.model import (
 from libcalico.model.defaults import default_allow_profile
 from libcalico.model.keys import Key, ResourceKey
 from libcalico.model.kubernetes import KubernetesEndpointSlice
-from libcalico.syncer.api import SyncStatus, Update
+from libcalico.syncer.api import GroupChange, SyncStatus, Update
 from libcalico.syncer.validation_filter import ValidationFilter, Validator
 
 # One line per intent handed out; the oldest fall out.
@@ -91,6 +93,7 @@ _DEFAULT_ALLOW = default_allow_profile()
 # What a listed profile that does not exist means (reference/datamodel.md 7.10).
 _DENY_ALL = (CompiledRule(Action.DENY, 0),)
 
+_LACKS_MEMBERS = "typha does not tell the members of {}: it denies all until it does"
 _NEEDS_LAYER_7 = "its rules with an http clause match nothing: no layer 7 enforcement on this node"
 
 _POLICY_KINDS = (
@@ -103,7 +106,12 @@ _POLICY_KINDS = (
 
 
 class CalcGraph:
-    """See the module. `validate` raises InvalidInput for an object to be treated as absent."""
+    """See the module. `validate` raises InvalidInput for an object to be treated as absent.
+
+    `in_spans`: what comes is the spans stream (libcalico.syncer.spans), of the cluster only what
+    concerns this node, and the members of address sets (`on_groups`). What this node pins ahead of
+    it may be governed by policies that have not come yet: a pinned workload that the stream does
+    not show with the same labels and profiles is handed out closed."""
 
     def __init__(
         self,
@@ -111,13 +119,17 @@ class CalcGraph:
         *,
         validate: Validator | None = None,
         allow_source_spoofing: bool = False,
+        in_spans: bool = False,
     ) -> None:
         self._node = node
+        self._stream = StreamMembers() if in_spans else None
+        # Policies and profiles that deny all because they lack members, and why.
+        self._lacking: dict[ResourceKey, str] = {}
         self._filter = ValidationFilter(validate, allow_source_spoofing=allow_source_spoofing)
         self._overlay = EndpointOverlay(node)
         self._dispatcher = Dispatcher(self._filter.refuse)
         self._active = ActiveRules()
-        self._sets = AddressSets()
+        self._sets = AddressSets(self._stream)
         self._resolver = PolicyResolver(self._active)
         self._pools = Pools()
         self._sequencer = Sequencer()
@@ -158,6 +170,11 @@ class CalcGraph:
                 update = self._overlay.on_update(key, update)
             self._deliver(key, update)
 
+    def on_groups(self, changes: Sequence[GroupChange]) -> None:
+        """Members of address sets, of the spans stream only."""
+        assert self._stream is not None
+        self._stream.on_groups(changes)
+
     def on_status(self, status: SyncStatus) -> None:
         if status is SyncStatus.IN_SYNC:
             self._is_in_sync = True
@@ -169,6 +186,10 @@ class CalcGraph:
     def pinned(self, key: ResourceKey) -> WorkloadEndpoint | None:
         """What `pin` was last told of the key, while that stands."""
         return self._overlay.pinned(key)
+
+    def is_settled(self, key: ResourceKey) -> bool:
+        """Whether all policies of a pinned workload are known here: without spans always."""
+        return self._stream is None or self._overlay.is_echoed(key)
 
     def confirm(self, key: ResourceKey, revision: int) -> None:
         """The pinned endpoint was written at `revision`: trust the datastore from there on."""
@@ -219,7 +240,10 @@ class CalcGraph:
     @property
     def notices(self) -> Mapping[Key, str]:
         """Objects that are valid, and that do less here than they say."""
-        return dict.fromkeys(self._needing_layer_7, _NEEDS_LAYER_7)
+        found: dict[Key, str] = dict(self._lacking.items())
+        for key in self._needing_layer_7:
+            found.setdefault(key, _NEEDS_LAYER_7)
+        return found
 
     def shortcomings(self) -> tuple[Mapping[Key, str], Mapping[Key, str], int]:
         """(`problems`, `notices`, how many problems found no room)."""
@@ -364,9 +388,16 @@ class CalcGraph:
     def _settle_rules(self) -> set[ResourceKey]:
         """Compile what changed; returns the local endpoints to be resolved again."""
         activity = self._active.flush()
-        for name in activity.dirty_profiles:
+        policies, profiles = set(activity.dirty_policies), set(activity.dirty_profiles)
+        if self._stream is not None and self._stream.arrived:
+            for owner in self._sets.owners_of(self._stream.arrived):
+                if isinstance(owner, ResourceKey):
+                    policies.add(owner)
+                else:
+                    profiles.add(str(owner))
+        for name in profiles:
             self._compile_profile(name)
-        for key in activity.dirty_policies:
+        for key in policies:
             self._compile_policy(key)
         return set(activity.dirty_endpoints)
 
@@ -377,6 +408,8 @@ class CalcGraph:
         sets: SetsById = {}
         message = None if policy is None else _policy_update(policy, sets)
         self._sets.use(key, sets)
+        if self._is_lacking(key, sets) and message is not None:
+            message = replace(message, ingress=_DENY_ALL, egress=_DENY_ALL)
         self._sequencer.policies.put(key, message)
 
     def _compile_profile(self, name: str) -> None:
@@ -385,13 +418,26 @@ class CalcGraph:
         if self._active.is_profile_active(name):
             message = _profile_update(self._profile_by_name.get(name), name, sets)
         self._sets.use(name, sets)
+        if self._is_lacking(ResourceKey(Profile.kind, name), sets) and message is not None:
+            message = ProfileUpdate(name, _DENY_ALL, _DENY_ALL)
         self._sequencer.profiles.put(name, message)
+
+    def _is_lacking(self, key: ResourceKey, sets: SetsById) -> bool:
+        """Whether members of its sets were never told: then it denies all (G4)."""
+        self._lacking.pop(key, None)
+        lacking = self._sets.lacks(sets)
+        if lacking:
+            self._lacking[key] = _LACKS_MEMBERS.format(", ".join(lacking))
+        return bool(lacking)
 
     def _resolve(self, dirty: set[ResourceKey]) -> None:
         present = [self._local_by_key[key] for key in dirty if key in self._local_by_key]
         updates = self._resolver.resolve(present)
         for key in dirty:
-            self._sequencer.endpoints.put(key, updates.get(key))
+            update = updates.get(key)
+            if isinstance(update, WorkloadEndpointUpdate) and not self.is_settled(key):
+                update = replace(update, tiers=(), profiles=())  # nothing allows: all is denied
+            self._sequencer.endpoints.put(key, update)
 
 
 def _governed(policy: Policy) -> tuple[tuple[Rule, ...], tuple[Rule, ...]]:

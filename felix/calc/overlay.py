@@ -84,6 +84,22 @@ class EndpointOverlay:
         hold = self._hold_by_key.get(key)
         return None if hold is None else hold.endpoint
 
+    def is_echoed(self, key: ResourceKey) -> bool:
+        """Whether the datastore has said of a pinned endpoint what governs it: the same labels and
+        profiles. True for what is not pinned."""
+        hold = self._hold_by_key.get(key)
+        if hold is None or hold.endpoint is None:
+            return True
+        latest = self._latest.get(key)
+        if latest is None or not isinstance(latest.value, WorkloadEndpoint):
+            return False
+        said, pinned = latest.value, hold.endpoint
+        return (
+            said.metadata.labels == pinned.metadata.labels
+            and said.spec.profiles == pinned.spec.profiles
+            and said.spec.service_account_name == pinned.spec.service_account_name
+        )
+
     def confirm(self, key: ResourceKey, revision: int) -> Update | None:
         """The pinned endpoint was written at `revision`. None: nothing becomes visible yet.
 

@@ -31,7 +31,7 @@ from libcalico.model import (
     StagedKubernetesNetworkPolicy,
     StagedNetworkPolicy,
 )
-from libcalico.model.keys import Key, ResourceKey
+from libcalico.model.keys import Key, ResourceKey, prefix_of
 from libcalico.runtime.clock import Clock
 from libcalico.syncer.api import SyncStatus, Update
 
@@ -88,6 +88,14 @@ class PolicyReport:
 
     def on_status(self, status: SyncStatus) -> None:
         self._status = status
+
+    def on_positions(self, positions: Mapping[str, int]) -> None:
+        """Prefix to revision: of a stream that tells only what concerns this node, what else there
+        was. It concerns nobody here."""
+        for kind in POLICY_KINDS:
+            revision = positions.get(prefix_of(kind))
+            if revision:
+                self._marks.arrive(kind, revision)
 
     # -- intents -----------------------------------------------------------------------------
 

@@ -16,9 +16,9 @@ key the value that the datastore holds, whatever was compacted, reconnected or r
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from libcalico.errors import DecodeError
 from libcalico.model.keys import Key
@@ -44,3 +44,23 @@ class SyncSink(Protocol):
     def on_updates(self, updates: Sequence[Update]) -> None: ...
 
     def on_status(self, status: SyncStatus) -> None: ...
+
+
+class GroupChange(NamedTuple):
+    """What became of an address group. `whole`: `added` is all that is in it; `gone`: it is not
+    needed here any more."""
+
+    id: str
+    added: frozenset[str] = frozenset()
+    removed: frozenset[str] = frozenset()
+    whole: bool = False
+    gone: bool = False
+
+
+class SpansSink(SyncSink, Protocol):
+    """A sink of steps: all calls of one come in one turn of the loop (Z1 of `syncer.spans`)."""
+
+    def on_groups(self, changes: Sequence[GroupChange]) -> None: ...
+
+    def on_positions(self, positions: Mapping[str, int]) -> None:
+        """Everything up to these (prefix: revision) was said, if it concerns this node."""

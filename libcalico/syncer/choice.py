@@ -15,7 +15,9 @@ from libcalico.errors import ConfigError
 from libcalico.runtime import parse
 from libcalico.runtime.clock import SYSTEM, Clock
 from libcalico.runtime.config import LiveConfig, Schema, environment_layer, param
-from libcalico.syncer.api import SyncSink
+from libcalico.syncer.api import SpansSink, SyncSink
+from libcalico.syncer.spans import SpansSyncer
+from libcalico.syncer.streams import SPANS
 from libcalico.syncer.typha import TyphaOptions, TyphaSyncer
 from libcalico.syncer.typhas import Finder, Target, parse_targets
 from libcalico.syncer.watcher import WatchSyncer
@@ -28,6 +30,11 @@ class TyphaClientConfig:
     """What felix's table calls Typha…; times in seconds. Without `addr` there is no typha."""
 
     addr: tuple[Target, ...] = param((), parse=parse_targets, doc="host:port, comma-separated.")
+    mode: str = param(
+        "full",
+        parse=parse.one_of("full", "spans"),
+        doc="spans: felix takes what concerns its node; nothing to others.",
+    )
     read_timeout_s: float = param(30.0, parse=parse.seconds, doc="Silence that ends it.")
     write_timeout_s: float = param(10.0, parse=parse.seconds, doc="Time to write one message.")
     key_file: str = param("", parse=parse.text, doc="Client key.")
@@ -64,15 +71,35 @@ def syncer(
     """Errors: ConfigError for certificates that are missing or cannot be used."""
     if not typha.addr:
         return WatchSyncer(datastore, following.prefixes, sink, clock=clock)
-    options = TyphaOptions(
-        following.stream,
-        following.node,
+    options = _options(typha, following.stream, following.node)
+    finder = Finder(typha.addr, datastore)
+    return TyphaSyncer(finder, following.prefixes, sink, options, clock=clock)
+
+
+def spans_syncer(
+    typha: TyphaClientConfig,
+    datastore: Datastore,
+    node: str,
+    sink: SpansSink,
+    *,
+    clock: Clock = SYSTEM,
+) -> SpansSyncer:
+    """What concerns a node, from a typha that computes spans. Errors: ConfigError."""
+    if not typha.addr:
+        reason = "spans come from typha: set TyphaAddr, or leave the mode at full"
+        raise ConfigError("typha", "TyphaMode", reason, typha.mode)
+    options = _options(typha, SPANS, node)
+    return SpansSyncer(Finder(typha.addr, datastore), sink, options, clock=clock)
+
+
+def _options(typha: TyphaClientConfig, stream: str, node: str) -> TyphaOptions:
+    return TyphaOptions(
+        stream,
+        node,
         tls=_tls(typha),
         read_timeout_s=typha.read_timeout_s,
         write_timeout_s=typha.write_timeout_s,
     )
-    finder = Finder(typha.addr, datastore)
-    return TyphaSyncer(finder, following.prefixes, sink, options, clock=clock)
 
 
 def _tls(typha: TyphaClientConfig) -> PeerTls | None:

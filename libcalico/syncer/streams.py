@@ -13,6 +13,9 @@ from libcalico.model.keys import (
     prefix_of,
 )
 
+#: Of the felix stream what concerns the node (typha/spans_feed.py), in steps. Served by a typha
+#: that computes spans.
+SPANS = "felix-spans"
 FELIX, BGP, TUNNELS, NODE_STATUS = "felix", "bgp", "tunnel-ip-allocation", "node-status"
 
 _FELIX_KINDS = (
@@ -51,6 +54,11 @@ STREAMS: dict[str, tuple[str, ...]] = {
 }
 
 
+def prefixes_of(stream: str) -> tuple[str, ...]:
+    """What a stream is made from. Errors: KeyError."""
+    return STREAMS[FELIX if stream == SPANS else stream]
+
+
 def covers(stream: str, prefix: str) -> bool:
-    """Whether the stream carries everything below `prefix`."""
-    return any(prefix.startswith(wide) for wide in STREAMS[stream])
+    """Whether the stream carries everything below `prefix` (of the spans stream: what concerns)."""
+    return any(prefix.startswith(wide) for wide in prefixes_of(stream))

@@ -32,7 +32,7 @@ from libcalico.runtime.clock import SYSTEM, Clock
 from libcalico.runtime.version import VERSION
 from libcalico.syncer.api import SyncSink, SyncStatus, Update
 from libcalico.syncer.reconcile import RangeState
-from libcalico.syncer.streams import STREAMS, covers
+from libcalico.syncer.streams import covers, prefixes_of
 from libcalico.syncer.typhas import Endpoint, Finder, NoTypha
 from libcalico.wire.client import ClientProtocol
 from libcalico.wire.messages import (
@@ -101,6 +101,9 @@ class TyphaStats:
 
 class TyphaSyncer:
     """Follows prefixes of one stream into a sink. `run` once."""
+
+    #: Whether the stream comes in steps (syncer.spans).
+    in_steps = False
 
     def __init__(
         self,
@@ -178,7 +181,7 @@ class TyphaSyncer:
         """One connection until it ends. Errors: ConnectionLost, WireError, WrongPeer."""
         reader, writer = await self._connect(endpoint)
         try:
-            protocol = ClientProtocol(self._hello())
+            protocol = ClientProtocol(self._hello(), in_steps=self.in_steps)
             while True:
                 await self._send(writer, protocol.data_to_send())
                 data = await self._read(reader)
@@ -265,7 +268,7 @@ class TyphaSyncer:
             self._options.node,
             software=VERSION,
             compressions=list(self._options.compressions),
-            positions=dict(self._positions),
+            positions=self._seen_positions(),
             moved_s_ago=-1.0 if moved_at is None else self._clock.monotonic() - moved_at,
         )
 
@@ -291,6 +294,14 @@ class TyphaSyncer:
                 LOG.debug("status of typha", reason=status)
             case Goodbye():
                 self._on_goodbye(message, endpoint)
+            case _:
+                self._take_more(message)
+
+    def _take_more(self, message: Message) -> None:
+        """What only streams in steps have; `wire.client` lets none of it come here."""
+
+    def _seen_positions(self) -> dict[str, int]:
+        return dict(self._positions)
 
     def _on_snapshot(self, snapshot: Snapshot) -> None:
         self._say(SyncStatus.RESYNC)
@@ -324,7 +335,7 @@ class TyphaSyncer:
 
     def _reached(self, path: str, revision: int) -> None:
         """`revision` of `path` was seen, and so was all before it below the same prefix."""
-        for prefix in STREAMS[self._stream]:
+        for prefix in prefixes_of(self._stream):
             if path.startswith(prefix):
                 if revision > self._positions.get(prefix, 0):
                     self._positions[prefix] = revision

@@ -5,8 +5,9 @@ Layer: pure (bytes in, messages and bytes out). Used by `libcalico.syncer.typha`
     new ─hello─► greeting ─WELCOME─► waiting ─SNAPSHOT─► listing ─SNAPSHOT_END─► following
                                                                               DELTAS…
 
-STATUS and PING come at any time after WELCOME, GOODBYE at any time. What comes out of turn is a
-WireError: the caller closes the connection and says why.
+STATUS and PING come at any time after WELCOME, GOODBYE at any time. In a stream of steps DELTAS and
+GROUPS come while listing too, and STEP_END while following. What comes out of turn is a WireError:
+the caller closes the connection and says why.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from libcalico.wire.framing import FrameReader, Packer
 from libcalico.wire.messages import (
     Deltas,
     Goodbye,
+    Groups,
     Hello,
     Message,
     Page,
@@ -28,6 +30,7 @@ from libcalico.wire.messages import (
     Snapshot,
     SnapshotEnd,
     Status,
+    StepEnd,
     Welcome,
 )
 
@@ -50,6 +53,11 @@ _ALLOWED: dict[type[Message], frozenset[Phase]] = {
     Deltas: frozenset({Phase.FOLLOWING}),
     Goodbye: frozenset(set(Phase) - {Phase.ENDED}),
 }
+_ALLOWED_IN_STEPS = _ALLOWED | {
+    Deltas: frozenset({Phase.LISTING, Phase.FOLLOWING}),
+    Groups: frozenset({Phase.LISTING, Phase.FOLLOWING}),
+    StepEnd: frozenset({Phase.FOLLOWING}),
+}
 _NEXT: dict[type[Message], Phase] = {
     Welcome: Phase.WAITING,
     Snapshot: Phase.LISTING,
@@ -59,12 +67,13 @@ _NEXT: dict[type[Message], Phase] = {
 
 
 class ClientProtocol:
-    """One connection, from HELLO to its end."""
+    """One connection, from HELLO to its end. `in_steps`: of a stream that comes in steps."""
 
-    def __init__(self, hello: Hello) -> None:
+    def __init__(self, hello: Hello, *, in_steps: bool = False) -> None:
         self.phase = Phase.GREETING
         self.welcome: Welcome | None = None
         self._hello = hello
+        self._allowed = _ALLOWED_IN_STEPS if in_steps else _ALLOWED
         self._reader = FrameReader()
         self._packer = Packer()
         self._out = bytearray()
@@ -91,7 +100,7 @@ class ClientProtocol:
 
     def _take(self, message: Message) -> None:
         found = type(message)
-        if self.phase not in _ALLOWED.get(found, ()):
+        if self.phase not in self._allowed.get(found, ()):
             raise WireError(f"{messages.kind_of(message).name} in the phase {self.phase.value}")
         if isinstance(message, Welcome):
             self._welcomed(message)

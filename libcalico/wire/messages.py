@@ -31,6 +31,8 @@ MAX_CLIENT_FRAME_BYTES = 64 * 1024
 #: path, value as stored (None: does not exist), mod revision (of a delete: the delete's).
 Change = tuple[str, bytes | None, int]
 Item = tuple[str, bytes, int]
+#: id, members added, members removed, whole (what was added is all there is), gone.
+GroupChange = tuple[str, list[str], list[str], bool, bool]
 
 
 class Kind(enum.IntEnum):
@@ -46,6 +48,8 @@ class Kind(enum.IntEnum):
     DELTAS = 21
     PING = 22
     GOODBYE = 23
+    GROUPS = 24
+    STEP_END = 25
 
 
 class Reason(enum.Enum):
@@ -137,7 +141,23 @@ class Goodbye(msgspec.Struct, array_like=True, frozen=True):
     instead: str = ""
 
 
-Message = Hello | Pong | Welcome | Status | Snapshot | Page | SnapshotEnd | Deltas | Ping | Goodbye
+class Groups(msgspec.Struct, array_like=True, frozen=True):
+    """Address groups that came, went, or whose members did; in order."""
+
+    changes: list[GroupChange]
+
+
+class StepEnd(msgspec.Struct, array_like=True, frozen=True):
+    """What came since the step before belongs together. `positions`: those (prefix: revision) that
+    moved."""
+
+    positions: dict[str, int] = {}
+
+
+Message = (
+    Hello | Pong | Welcome | Status | Snapshot | Page | SnapshotEnd | Deltas | Ping | Goodbye
+    | Groups | StepEnd
+)  # fmt: skip
 _CLASSES: dict[Kind, type[Message]] = {
     Kind.HELLO: Hello,
     Kind.PONG: Pong,
@@ -149,6 +169,8 @@ _CLASSES: dict[Kind, type[Message]] = {
     Kind.DELTAS: Deltas,
     Kind.PING: Ping,
     Kind.GOODBYE: Goodbye,
+    Kind.GROUPS: Groups,
+    Kind.STEP_END: StepEnd,
 }
 _KIND_BY_CLASS = {found: kind for kind, found in _CLASSES.items()}
 _ENCODER = msgspec.msgpack.Encoder()

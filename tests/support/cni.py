@@ -109,6 +109,9 @@ class RecordingProgrammer:
     async def confirm(self, key: ResourceKey, revision: int) -> None:
         self.confirmed[key] = revision
 
+    async def settled(self, key: ResourceKey) -> None:
+        assert key in self.confirmed
+
     async def retract(self, key: ResourceKey) -> None:
         self.log.append("retract")
         self.retracting.set()
