@@ -218,6 +218,8 @@ class Client(asyncio.Protocol):
                 return
             for frame in frames:
                 self.write(frame)
+            if not follower.has_news:  # as a rule: then nobody need be asked again
+                return
 
     def end(self, why: Reason, text: str, *, retry_after_s: float = 0.0, instead: str = "") -> None:
         """Say goodbye and close (S4)."""
@@ -321,7 +323,7 @@ class TyphaServer:
         if not grown:
             return
         self._cut_at = loop.time()
-        for client in self.clients:
+        for client in tuple(self.clients):  # one that is too far behind leaves
             follower = client.follower
             if follower is not None and (follower.has_news or client.pages is not None):
                 client.pump()
